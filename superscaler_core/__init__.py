@@ -42,7 +42,7 @@ from superscaler_core.program import StepProgram
 from superscaler_core.schedules import SCHEDULES, Schedule, ScheduleError
 
 if TYPE_CHECKING:
-    from superscaler_core import cost
+    from superscaler_core import cost, optim
     from superscaler_core.cost import CostModel
     from superscaler_core.evaluation.found import Found
     from superscaler_core.evaluation.search_options import Search
@@ -132,6 +132,7 @@ __all__ = [
     "latest",
     "load",
     "load_run",
+    "optim",
     "parallelize",
     "pieces",
     "register_module",
@@ -158,8 +159,8 @@ def __getattr__(name: str) -> Any:
         said = f"superscaler_core.{name} has moved: import it from {_MOVED[name]}."
         warnings.warn(said, DeprecationWarning, stacklevel=2)
         return getattr(importlib.import_module(_MOVED[name]), name)
-    if name == "cost":
-        return importlib.import_module("superscaler_core.cost")
+    if name in ("cost", "optim"):
+        return importlib.import_module(f"superscaler_core.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'superscaler_core' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

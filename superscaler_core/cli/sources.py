@@ -17,11 +17,10 @@ from torch.utils import _pytree as pytree
 
 from rvdcomm.cli import UsageError
 from superscaler_core.checks import one_of
-from superscaler_core.cli import options
 from superscaler_core.errors import PlanError
 from superscaler_core.models import MODELS, config_of
 from superscaler_core.plan import DECISIONS_SUFFIX, Decisions, Plan
-from superscaler_core.plans import PLANS
+from superscaler_core.plans import PLANS, every
 from superscaler_core.plans import option_texts as texts
 from superscaler_core.plans.row import OptionReader
 
@@ -117,16 +116,11 @@ def plan_source(name: str) -> Source:
         raise UsageError(f"{name} takes no plan: an sProgram is a function of one.")
 
     def fill(plan: Plan, **given: Any) -> None:
-        chosen = texts.with_parts(plan, given)
-        chosen, besides = options.levels(name, chosen) if is_shipped else (chosen, [])
-        function(plan, **chosen)
-        for level in besides:
-            plan.keep(level)
+        every.fill(plan, function, given)
 
     takes = _settings(function, skip=first)
-    readers = texts.readers_of(function) if is_shipped else texts.PARTS
-    also = [*texts.PARTS, *options.savings(takes)] if is_shipped else [*texts.PARTS]
-    also = [word for word in also if word not in takes]
+    readers = texts.readers_of(function) if is_shipped else texts.EVERY
+    also = [word for word in every.NAMES if word not in takes]
     return Source(name, takes, fill, readers=readers, also=also)
 
 

@@ -122,6 +122,7 @@ class _Conversion:
             self.values[Ref(name)] = self.builder.input(name, value.shape, value.dtype)
         self._add_constants()
         for node in self.program.nodes:
+            self.builder.checkpoint = node.checkpoint
             try:
                 self.storages.run(node)
             except CaptureError as error:

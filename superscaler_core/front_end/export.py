@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.autocast import MARK, Autocast, entered, is_cast, marked_changes
+from superscaler_core.front_end.checkpointed import CHECKPOINT, mark_checkpoints
 from superscaler_core.front_end.composites import composed
 from superscaler_core.front_end.definitions import definitions
 from superscaler_core.front_end.dense import is_dense
@@ -61,6 +62,7 @@ def trace(model: nn.Module, call: ModelCall, *, lines: bool = False) -> TracedPr
     Raises:
         CaptureError: tracing cannot follow the model.
     """
+    mark_checkpoints()
     ops = ModulesAsOps(model)
     while True:
         try:
@@ -143,6 +145,8 @@ class _Reader:
         self.refs: dict[str, Any] = {}
         self.prefix = ""
         self.autocasts, self.changes = autocasts, changes
+        self.checkpoint = 0
+        self.checkpoints: dict[int, int] = {0: 0}
         modules = (m for m in exported.graph_module.modules() if isinstance(m, fx.GraphModule))
         self.writes = any(_writes(node) for module in modules for node in module.graph.nodes)
 
@@ -155,7 +159,11 @@ class _Reader:
         values = ((name, found[name].meta["val"]) for name in named[InputKind.USER_INPUT])
         inputs = [(name, value_of(value)) for name, value in values if isinstance(value, Tensor)]
         self.refs |= {name: Ref(name) for name in found}
-        nodes = tuple(self._nodes(module, with_grad=True))
+        # As nodes are read one after another, the number is that of the call around each.
+        nodes = tuple(
+            replace(node, checkpoint=self.checkpoint) if self.checkpoint else node
+            for node in self._nodes(module, with_grad=True)
+        )
         returned = next(n for n in module.graph.nodes if n.op == "output").args[0]
         constants = named[InputKind.CONSTANT_TENSOR].items()
         return TracedProgram(
@@ -179,6 +187,8 @@ class _Reader:
                 yield from self._inlined(inner, node, args, bool(is_on))
             elif node.target is MARK:
                 self.autocasts = self.changes[node.args[0]]
+            elif node.target is CHECKPOINT:
+                self.checkpoint = self.checkpoints.setdefault(node.args[0], len(self.checkpoints))
             elif str(node.target) == "aten._assert_tensor_metadata.default":
                 continue  # a check that export inserts
             elif isinstance(node.target, torch._ops.OpOverload):

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from superscaler_core.errors import CaptureError
+from superscaler_core.front_end.checkpointed import checkpointed
 from superscaler_core.front_end.pointwise_functions import is_pointwise
 from superscaler_core.rules.call import literal, names, text
 from superscaler_core.rules.calls import (
@@ -191,11 +192,12 @@ def _apply(cls: type[Function], *args: Any, **keywords: Any) -> Any:
 
 
 def _checkpointed(run: Callable[..., Any], _: bool, *args: Any) -> Any:
-    """Run directly: checkpointing only changes when values are computed, which plans decide."""
+    """Run directly: checkpointing only changes when values are computed, and plans decide that."""
     needs_grad = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
     if torch.is_grad_enabled() and not needs_grad:
         raise CaptureError(
             "torch.utils.checkpoint(use_reentrant=True) is given no tensor that needs a gradient, "
             "so torch gives the parameters in it none; say use_reentrant=False."
         )
-    return run(*args)
+    with checkpointed():
+        return run(*args)

@@ -1,6 +1,7 @@
 """State names: parameters and buffers by the names that ``model.state_dict()`` has for them.
 
 They differ from the paths of modules if a hook renames them, as that of ``checkpoint_wrapper``.
+A module that ``torch.compile`` wraps has the names that it has without.
 """
 
 from __future__ import annotations
@@ -41,14 +42,22 @@ class StateNames:
         state = model.state_dict(keep_vars=True)
         parameters = dict(model.named_parameters(remove_duplicate=False))
         buffers = dict(model.named_buffers(remove_duplicate=False))
-        names = _paired({**parameters, **buffers}, state)
+        found = _paired({**parameters, **buffers}, state)
+        names = {path: _plain(name) for path, name in found.items()}
+        if len({*names.values()}) < len({*found.values()}):
+            names = found
         return cls(
             names,
-            {name: value for name, value in state.items() if name.endswith(_EXTRA)},
+            {_plain(name): value for name, value in state.items() if name.endswith(_EXTRA)},
             {names[path]: parameter for path, parameter in parameters.items()},
             {names[path]: buffer for path, buffer in buffers.items()},
-            frozenset(names[path] for path in buffers if names[path] in state),
+            frozenset(names[path] for path in buffers if found[path] in state),
         )
+
+
+def _plain(name: str) -> str:
+    """The name that a tensor has where nothing is wrapped by ``torch.compile``."""
+    return ".".join(word for word in name.split(".") if word != "_orig_mod")
 
 
 def _paired(tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> dict[str, str]:

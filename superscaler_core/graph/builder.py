@@ -33,6 +33,7 @@ class GraphBuilder:
     _arguments: dict[str, str] = field(default_factory=dict)
     _notes: list[str] = field(default_factory=list)
     _casts: dict[PTensor, PTensor] = field(default_factory=dict)
+    checkpoint: int = 0
     _marks: dict[str, ShardSpec] = field(default_factory=dict)
 
     def reserve(self, names: Iterable[str]) -> None:
@@ -162,6 +163,7 @@ class GraphBuilder:
         op = Op(
             len(self._ops), name, kind, module, made, found, tuple(inputs), results, code,
             tuple(saves), flops, tuple(imports), hint=hint, modules=tuple(modules),
+            checkpoint=self.checkpoint,
         )  # fmt: skip
         self._ops.append(op)
         self._makers |= dict.fromkeys(results, op)

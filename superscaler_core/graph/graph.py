@@ -48,6 +48,8 @@ class Op:
             Every device that needs a result of an opaque op computes the whole op. Empty for other
             ops.
         modules: keys of the modules that the code calls (``ops.call_module``).
+        checkpoint: number of the call of ``torch.utils.checkpoint`` in the model that it is in; 0
+            if it is in none. Ops with the same number are one group.
 
     The expression may use the fields ``{x0}``, ``{x1}``, ... (the inputs), ``{in0}``, ``{out0}``,
     ... (boxes of the operands, with ``.lo``, ``.hi``, ``.shape``), ``{pad0[2]}``, ... (how far
@@ -70,6 +72,7 @@ class Op:
     copy_of: Op | None = None
     hint: str = ""
     modules: tuple[str, ...] = ()
+    checkpoint: int = 0
 
     @property
     def seed(self) -> int:

@@ -15,7 +15,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.planners.auto import Setting, auto
-from superscaler_core.planners.auto.families import Filling
+from superscaler_core.planners.auto.families import FAMILIES, Filling
 from superscaler_core.planners.search import search
 from superscaler_core.precision import Precision
 from superscaler_core.run.transport import Transport
@@ -142,10 +142,36 @@ def searched(
             sprogram = found.best.candidate.sprogram
             assert isinstance(sprogram, Filling)
             text = str(sprogram.setting)
-    text = calls.texts(text)[0]
-    setting = Setting.parse(text)
+    return filled(Setting.parse(calls.texts(text)[0]), batch, chosen)
+
+
+def pasted(plan: str, example: ModelCall, num_ranks: int, device: torch.device) -> SProgram | None:
+    """The plan that a name in the table of ``search`` stands for; None for other texts.
+
+    Args:
+        plan: such as ``hybrid dp=2 tp=2 pp=1 samples=4 zero=1``.
+        example, num_ranks, device: as in ``searched``.
+
+    Raises:
+        PlanError: the name has another form, or is of another number of devices or batch.
+    """
+    if plan.partition(" ")[0] not in FAMILIES or " " not in plan:
+        return None
+    setting = Setting.parse(plan)
+    sides = setting.dp * setting.tp * setting.pp
+    batch = next((len(x) for x in example.tensors if x.dim()), 1)
+    if sides != num_ranks or batch % setting.microbatch:
+        raise PlanError(
+            f"plan={plan!r} is of {sides} devices and microbatches of {setting.microbatch} "
+            f"samples; here are {num_ranks} and a batch of {batch}."
+        )
+    return filled(setting, batch, _profile_of(device))
+
+
+def filled(setting: Setting, batch: int, profile: DeviceProfile) -> SProgram:
+    """What fills plans by a setting, for a whole batch of so many samples."""
     num = batch // setting.microbatch
-    return SProgram(Filling(setting, chosen, 0, num), {"microbatches": num})
+    return SProgram(Filling(setting, profile, 0, num), {"microbatches": num})
 
 
 def _profile_of(device: torch.device) -> DeviceProfile:

@@ -54,6 +54,11 @@ class Batches:
         self._check, self._compared = programs.batch.check, set[Hashable]()
         self._forms: dict[Hashable, int] = {}
 
+    @property
+    def share(self) -> tuple[int, int]:
+        """Which part of every batch this rank passes, and into how many parts batches are cut."""
+        return 0, 1
+
     def _needs_check(self, call: ModelCall) -> bool:
         """Whether the values of a call are to be compared."""
         is_first = call.form not in self._compared
@@ -108,6 +113,11 @@ class LocalBatches(Batches):
         self._device, self._groups = device, groups_of(compiled.plan)
         self._sizes: tuple[int, ...] = ()
         self._routes: Known[tuple[Compiled, tuple[int, ...]], Routes] = Known(MAX_ROUTES)
+
+    @property
+    def share(self) -> tuple[int, int]:
+        rank = self._transport.rank
+        return next(i for i, own in enumerate(self._groups) if rank in own), len(self._groups)
 
     def is_due(self, call: ModelCall) -> bool:
         return True

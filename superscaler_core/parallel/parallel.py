@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from superscaler_core.compiled import Compiled
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.batches import agreed_example, batches_of
+from superscaler_core.parallel.own_batches import OwnBatches
 from superscaler_core.parallel.programs import MadeProgram, Programs, fingerprint_of
 from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.rank import Rank
@@ -22,7 +24,7 @@ from superscaler_core.training.first_values import share_buffers, take_first_val
 from superscaler_core.training.grad_scaler import GradScaler
 from superscaler_core.training.same_call import CallRequest, SameCall
 from superscaler_core.training.step_guard import StepGuard
-from superscaler_core.training.trainer import IncompatibleKeys, Trainer
+from superscaler_core.training.trainer import IncompatibleKeys, Trainer, said_of
 from superscaler_core.training.training_state import SavedRun
 
 Batch = dict[str, Tensor | OwnSamples]
@@ -78,6 +80,8 @@ class Parallel:
         self._batches = batches_of(programs, compiled, transport, self._first.device)
         self.trainer = Trainer(self._first, transport, programs.parameters)
         """The trainer of the example's shape, whose parameters all programs share."""
+        self.results: Mapping[str, Tensor] = {}
+        """The results of the last step that ``step_results`` of ``parallelize`` names, whole."""
         # The trainer itself knows only where the first program leaves the buffers.
         self.trainer.share_states = lambda: self._last.share_states()
 
@@ -104,10 +108,40 @@ class Parallel:
             ValueError: on all ranks, if ranks pass other shapes or values where they have to be
                 equal.
         """
-        _, rank, batch = self._chosen("step", args, kwargs)
+        compiled, rank, batch = self._chosen("step", args, kwargs)
         loss = rank.step(batch)
         self._first.draws = rank.draws
+        self.results = self._batches.results(compiled, rank.results)
         return loss
+
+    def scaled(self, factor: float) -> AbstractContextManager[None]:
+        """Inside, steps leave ``factor`` times their gradients, as ``Trainer.scaled``."""
+        return self.trainer.scaled(factor)
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> DataLoader[Any]:
+        """A ``DataLoader`` of what this rank passes to ``step``.
+
+        With ``Batch(kind="local")`` these are its share of every batch, and otherwise all of it. No
+        sample is repeated; ``loader.batch_sampler.set_epoch(n)`` shuffles in the order of an epoch.
+
+        Args:
+            dataset: with ``len``, the same on all ranks.
+            batch_size: samples of the whole batch, over all ranks.
+            shuffle, seed, drop_last: as in ``OwnBatches``.
+            options: further arguments of ``DataLoader``, such as ``num_workers``.
+        """
+        size = len(dataset)  # type: ignore[arg-type]
+        own = OwnBatches(size, batch_size, *self._batches.share, shuffle, seed, drop_last)
+        return DataLoader(dataset, batch_sampler=own, **options)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Tensor | Evaluated:
         """Run the model's forward on one batch in ``eval()`` mode, without gradients.
@@ -141,6 +175,7 @@ class Parallel:
         while True:
             with calls.prepared(name) as request:
                 self._first.check_ready(trains=trains)
+                request.equal |= said_of(self._first) if trains else {}
                 self._check_originals()
                 call = self._programs.call(args, kwargs)
                 call = call if trains else call.map(Tensor.detach)
@@ -162,7 +197,8 @@ class Parallel:
         made, batch = found or self._made(name, whole, trains)
         chosen = self._ranks[made.compiled]
         self._switch(made.compiled, chosen)
-        chosen.draws, chosen.grad_scale = self._first.draws, self._first.grad_scale
+        for name in ("draws", "grad_scale", "loss_scale"):
+            setattr(chosen, name, getattr(self._first, name))
         return made.compiled, chosen, batch or batches.given(made.compiled, call)
 
     def _found(
@@ -252,9 +288,16 @@ class Parallel:
         """A gradient scaler, by which all programs scale, as ``Trainer.grad_scaler``."""
         return self.trainer.grad_scaler(**options)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """All parameters and buffers, whole, on every rank, by their single-device names."""
-        return self.trainer.state_dict()
+    def state_dict(self, **options: bool) -> dict[str, Tensor]:
+        """All parameters and buffers, whole, by their names, as ``Trainer.state_dict``."""
+        return self.trainer.state_dict(**options)
+
+    def __deepcopy__(self, memo: Any) -> Parallel:
+        raise PlanError(
+            "a parallel model is one rank's share of its programs, and cannot be copied: for "
+            "averages of its parameters there is ss.optim.Averaged(model), and state_dict() has "
+            "values for a copy on one device."
+        )
 
     def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> IncompatibleKeys:
         """Take this rank's boxes of whole parameters, as ``Trainer.load_state_dict``."""

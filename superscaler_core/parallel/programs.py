@@ -54,6 +54,12 @@ class MadeProgram:
     number: int
 
 
+_CHECKPOINTS = (
+    "backwards recompute what the model puts into torch.utils.checkpoint, as it asks; another "
+    "keep=... among the plan's options, such as keep=everything, decides instead"
+)
+
+
 class Programs:
     """The programs of one model under one plan, by the shape of the batch.
 
@@ -66,7 +72,7 @@ class Programs:
             what the capture read changed.
         sprogram, num_devices: what fills the plans, each of so many devices.
         batch: where the samples of the inputs are.
-        results: what evaluation keeps beside the loss, as in ``capture``.
+        results, step_results: what evaluation and steps keep beside the loss, as in ``capture``.
         is_silent: whether it logs for debugging only, because another rank logs the same.
         options: options of ``compile``.
     """
@@ -79,11 +85,13 @@ class Programs:
         *,
         batch: Batch | None = None,
         results: Sequence[str | int] = (),
+        step_results: Sequence[str | int] = (),
         is_silent: bool = False,
         **options: Any,
     ) -> None:
         self.model, self.num_devices, self.batch = model, num_devices, batch or Batch()
-        self._sprogram, self._results, self._options = sprogram, tuple(results), options
+        self._sprogram, self._options = sprogram, options
+        self._results, self._step_results = tuple(results), tuple(step_results)
         self._autocasts = active()
         self._is_silent = is_silent
         self._num_halves = 1  # of a microbatch of the schedule, see ``Overlap.duplex``
@@ -116,6 +124,8 @@ class Programs:
                 if self.batch.is_local:
                     call = self._whole_example(call)
                 made = compile(self._plan_of_example(call), **self._options)
+                if any(op.checkpoint and made.plan.region_group(op) for op in made.plan.graph.ops):
+                    self._say(logging.INFO, _CHECKPOINTS)
                 self._first = made
                 self._trained = frozenset(n for n, p in self.parameters.items() if p.requires_grad)
                 self._keep((call.form, self._trained), made)
@@ -253,7 +263,7 @@ class Programs:
             if self._first is not None:
                 # The capture of the example has warned of opaque ops already.
                 warnings.simplefilter("ignore", OpaqueWarning)
-            results = self._results if trained is None else ()
+            results = self._results if trained is None else self._step_results
             changing = self._changing
             with Reads(self.model) as reads:
                 graph = capture(self.model, *part.arguments, results=results, changing=changing)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from superscaler_core.checks import one_of
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import DECISIONS_SUFFIX, Decisions, Plan
-from superscaler_core.plans import PLANS
-from superscaler_core.plans.option_texts import PARTS, parse_plan, value_of, with_parts
+from superscaler_core.plans import PLANS, every
+from superscaler_core.plans.option_texts import parse_plan, value_of
 
 _MICROBATCHES = "microbatches"
 """The option by which shipped plans take the number of microbatches."""
@@ -23,6 +23,7 @@ class Decided:
 
     path: str
     decisions: Decisions
+    decides_keep: ClassVar[bool] = True
 
     @property
     def __name__(self) -> str:
@@ -69,12 +70,15 @@ class SProgram:
             one_of("plan", plan, PLANS)
             options = {name: value_of(plan, name, value) for name, value in (options or {}).items()}
         made = cls(PLANS[plan] if isinstance(plan, str) else plan, {**said, **(options or {})})
-        known = {*made._takes, *PARTS}
+        known = {*made._takes, *every.NAMES}
         takes_any = any(p.kind is p.VAR_KEYWORD for p in made._takes.values())
         unknown = [] if takes_any else [name for name in made.options if name not in known]
         if unknown:
             takes = ", ".join([*made._takes][1:]) or "nothing"
-            raise PlanError(f"{made.name} takes no {', '.join(unknown)}; it takes {takes}.")
+            raise PlanError(
+                f"{made.name} takes no {', '.join(unknown)}; it takes {takes}, and every plan "
+                f"{', '.join(every.NAMES)}."
+            )
         num = made.options.get(_MICROBATCHES, 1)
         if isinstance(num, int) and num < 1:
             raise PlanError(f"{made.name} takes at least one microbatch, not {num}.")
@@ -93,8 +97,9 @@ class SProgram:
 
     def __call__(self, plan: Plan, num_microbatches: int) -> None:
         """Fill a plan without decisions, with so many microbatches if the function can choose."""
-        more = {_MICROBATCHES: num_microbatches} if _MICROBATCHES in self._takes else {}
-        self.function(plan, **{**with_parts(plan, self.options), **more})
+        chooses = _MICROBATCHES in self._takes or _MICROBATCHES in self.options
+        more = {_MICROBATCHES: num_microbatches} if chooses else {}
+        every.fill(plan, self.function, {**self.options, **more})
 
     @property
     def _takes(self) -> Mapping[str, inspect.Parameter]:

@@ -14,7 +14,7 @@ import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.levels import levels_of
-from superscaler_core.parallel.automatic import AutoOptions, is_auto, searched
+from superscaler_core.parallel.automatic import AutoOptions, is_auto, pasted, searched
 from superscaler_core.parallel.batch import Batch
 from superscaler_core.parallel.parallel import Parallel
 from superscaler_core.parallel.programs import Programs
@@ -35,6 +35,7 @@ def parallelize(
     options: Mapping[str, Any] | None = None,
     batch: Batch | None = None,
     results: Sequence[str | int] = (),
+    step_results: Sequence[str | int] = (),
     group: Any = None,
     topology: rv.Topology | rv.Network | None = None,
     memory_limit: int | None = None,
@@ -57,7 +58,8 @@ def parallelize(
             be a mapping too); of tensors only shapes and dtypes matter.
         plan: name of a plan (``docs/plans.md``), which options may follow as a text, such as
             ``"hybrid:tp=2,pp=2"``; or a file of decisions (``"best.plan"``), whose ranges are in
-            proportion for batches of other sizes; or a function that fills a ``Plan``; or
+            proportion for batches of other sizes; or a name in the table of ``search``; or a
+            function that fills a ``Plan``; or
             ``"auto"``: the first rank searches for one (``docs/planners.md``), and its options
             are ``profile``, ``budget_secs`` and ``max_tried`` of ``search``, such as
             ``"auto:budget_secs=5"``.
@@ -67,6 +69,7 @@ def parallelize(
             whether every rank passes the whole batch or samples of its own; if None, dim 0 of
             every input has them, and every rank passes the whole batch.
         results: what ``evaluate`` returns beside the loss, as in ``capture``.
+        step_results: what ``step`` leaves in ``results`` of what is returned here, likewise.
         group: process group; if None the default group, which is created as torchrun asks if there
             is none. A process that torchrun did not start trains alone.
         topology: hosts and links that communication is planned for, or a network, whose levels
@@ -99,9 +102,12 @@ def parallelize(
             raise PlanError(f'batch takes an ss.Batch, such as Batch(kind="local"), not {batch!r}.')
         precision, levels = Precision(dtype), levels_of(topology)
         example = ModelCall.of(model, args, kwargs)
-        chosen: AutoOptions | SProgram = (
-            AutoOptions.of(str(plan), options) if is_auto(plan) else SProgram.of(plan, options)
-        )
+        chosen: AutoOptions | SProgram | None = None
+        if isinstance(plan, str):
+            chosen = pasted(plan, example, world.num_ranks, where)
+        if is_auto(plan):
+            chosen = AutoOptions.of(str(plan), options)
+        chosen = chosen or SProgram.of(plan, options)
         if is_auto(plan) and (said.dims or said.is_local):
             raise PlanError(
                 f"plan={plan!r} searches for whole batches whose samples are along dim 0, not for "
@@ -111,7 +117,7 @@ def parallelize(
             "the plan": plan if isinstance(plan, str) else getattr(plan, "__name__", "a function"),
             "its options": _text(options or {}),
             "what a batch is": str(said),
-            "results": str(tuple(results)),
+            "results": str((tuple(results), tuple(step_results))),
             "dtype": str(precision.master),
             "memory_limit": str(memory_limit),
             "the buffers of the model": "\n".join(
@@ -132,6 +138,7 @@ def parallelize(
         world.num_ranks,
         batch=said,
         results=results,
+        step_results=step_results,
         is_silent=world.rank > 0,
         topology=levels,
         memory_limit=memory_limit,

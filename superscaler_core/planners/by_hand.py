@@ -10,6 +10,7 @@ from typing import Any
 from superscaler_core.evaluation.request import Candidate, Request, Trial
 from superscaler_core.plan import Keep, Plan
 from superscaler_core.plans import PLANS
+from superscaler_core.plans.every import fill
 from superscaler_core.plans.row import row_of
 
 SAMPLES = (1, 4)
@@ -34,15 +35,16 @@ def by_hand(request: Request) -> Iterator[Candidate]:
 
 def _fill(plan: Plan, *, name: str, num: int, options: Mapping[str, Any]) -> None:
     """An sProgram: a shipped plan of ``num`` microbatches, with further options by name."""
-    fill: Callable[..., None] = PLANS[name]
-    takes = signature(fill).parameters.keys() & {"microbatches"}
-    fill(plan, **dict.fromkeys(takes, num), **options)
+    function: Callable[..., None] = PLANS[name]
+    takes = signature(function).parameters.keys() & {"microbatches"}
+    fill(plan, function, {**dict.fromkeys(takes, num), **options})
 
 
 def _forms(request: Request, takes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Options: one kind of parallelism for all devices, or tensor parallelism in a pipeline."""
     num = len(request.devices)
-    switches = {name: True for name in ("zero1", "vocabulary") if name in takes}
+    switches = {"zero": 1} if takes.keys() & {"pp", "dp"} else {}
+    switches |= {"vocabulary": True} if "vocabulary" in takes else {}
     degrees = [tp for tp in (2, min(8, num)) if num % tp == 0]
     for tp, pp in sorted({(1, 1), (1, num), *((tp, num // tp) for tp in degrees)}):
         sides = {name: side for name, side in (("tp", tp), ("pp", pp)) if name in takes}
@@ -53,12 +55,11 @@ def _forms(request: Request, takes: Mapping[str, Any]) -> Iterator[dict[str, Any
 
 def _candidate(request: Request, name: str, samples: int, options: dict[str, Any]) -> Candidate:
     shown = " ".join(k if v is True else f"{k}={v}" for k, v in options.items())
-    is_kept = "keep" in signature(PLANS[name]).parameters
 
     def follow(trial: Trial) -> Iterator[Candidate]:
         kept = options.get("keep")
         left = KEEPS[KEEPS.index(kept) + 1 :] if kept in KEEPS else KEEPS
-        if trial.lacks_memory and is_kept and left:
+        if trial.lacks_memory and left:
             yield _candidate(request, name, samples, {**options, "keep": left[0]})
 
     how = partial(_fill, name=name, num=request.microbatches(samples), options=options)

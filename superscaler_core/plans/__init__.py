@@ -4,6 +4,7 @@ A plan is called with a new ``Plan`` of a captured model, and with its options b
 docstring says what it communicates for every microbatch, and what a device holds.
 """
 
+from superscaler_core.plans.every import fill
 from superscaler_core.plans.option_texts import cuts, parse_plan, readers_of
 from superscaler_core.plans.pieces.axial import EVOFORMER, Cut
 from superscaler_core.plans.pieces.follow import followed
@@ -19,6 +20,7 @@ __all__ = [
     "Cut",
     "Pipeline",
     "cuts",
+    "fill",
     "followed",
     "parse_plan",
     "plan_row",

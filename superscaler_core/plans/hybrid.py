@@ -25,7 +25,6 @@ def hybrid(
     sequence: bool = False,
     vocabulary: bool = False,
     experts: bool = False,
-    zero1: bool = False,
     keep: Keep = Keep.EVERYTHING,
     coshard: int = 1,
     coshard_blocks: ChosenBlocks = None,
@@ -50,7 +49,6 @@ def hybrid(
         sequence: cut the ops between tensor-parallel maps along the sequence.
         vocabulary: as in ``megatron``.
         experts: deal experts out to the replicas of a stage, instead of cutting their batch.
-        zero1: cut master weights and states among all devices that read them.
         keep: which values of the blocks are kept for the backward.
         coshard: parts of every attention and MLP that a device runs one after another, as in
             ``coshard``, which keeps the input of each attention and MLP.
@@ -67,7 +65,7 @@ def hybrid(
         schedule = SCHEDULES[one_of("schedule", schedule, SCHEDULES)]
     order = generate(schedule, pp, microbatches, chunks=chunks, halves=halves, apart=apart)
     splits = {"sequence": sequence, "vocabulary": vocabulary, "experts": experts}
-    grid_stages(plan, order, tp, zero1=zero1, sizes=sizes, **splits)
+    grid_stages(plan, order, tp, sizes=sizes, **splits)
     # After all decisions that need whole parts, such as storage.
     add_coshard(plan, parts=coshard, blocks=coshard_blocks)
     if coshard == 1 or keep_coshard is None:

@@ -8,7 +8,6 @@ from superscaler_core.plan import Keep, Placement, Plan
 from superscaler_core.plans.pieces.along import along, shares
 from superscaler_core.plans.pieces.axial import EVOFORMER, Cut, axial_loops, axially
 from superscaler_core.plans.pieces.stages import stages_of_blocks
-from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.schedules import nf1b as order
 
 
@@ -20,7 +19,6 @@ def nf1b(
     dp: int = 1,
     microbatches: int = 8,
     modules: Sequence[Cut] = EVOFORMER,
-    zero1: bool = False,
     keep: Keep = Keep.EVERYTHING,
     sizes: Sequence[int] = (),
 ) -> None:
@@ -36,7 +34,7 @@ def nf1b(
         pp: stages; as many as devices if 0.
         dp: groups of a stage's devices among which the batch is cut; in a group ``dap`` cuts.
         microbatches: number per step, at least that of stages; each as large as the captured batch.
-        modules, zero1, keep: as in ``dap``.
+        modules, keep: as in ``dap``.
         sizes: blocks of every stage, as in ``stages_of_blocks``.
 
     Raises:
@@ -54,6 +52,4 @@ def nf1b(
             plan.op_trans(op, axially(plan, op, num, loops))
             plan.op_assign(op, plan.devices[stage.index * dp * num :][: dp * num])
     plan.op_order(order(pp, microbatches, recycle), Placement.even(plan.devices, pp))
-    if zero1:
-        shard_storage(plan)
     plan.keep(keep)

@@ -14,9 +14,8 @@ import rvdcomm as rv
 from rvdcomm.units import parse_bytes
 from superscaler_core.cost import PROFILES
 from superscaler_core.errors import PlanError
-from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.graph.modules import Modules
-from superscaler_core.plan import Keep, Plan
+from superscaler_core.plan import Keep, Overlap
 from superscaler_core.plan.mesh import Mesh
 from superscaler_core.plans.pieces.axial import Cut
 from superscaler_core.plans.row import OptionReader, row_of
@@ -45,10 +44,10 @@ def parse_plan(text: str) -> tuple[str, dict[str, Any]]:
     # A comma that no new option follows is in a value.
     for word in re.split(r",(?=\s*\w+\s*=)", rest) if rest else ():
         option, equals, value = (part.strip() for part in word.partition("="))
-        if not equals or option not in {*defaults, *PARTS}:
+        if not equals or option not in {*defaults, *EVERY}:
             raise PlanError(
                 f"{text}: expected {name}:OPTION=VALUE,OPTION=VALUE, not {word.strip()!r}; {name} "
-                f"takes {', '.join(defaults) or 'nothing'}, and every plan {', '.join(PARTS)}."
+                f"takes {', '.join(defaults) or 'nothing'}, and every plan {', '.join(EVERY)}."
             )
         found[option] = value_of(name, option, value)
     return name, found
@@ -74,7 +73,7 @@ def value_of(plan: str, option: str, value: Any) -> Any:
 
 def readers_of(fill: Callable[..., None]) -> Mapping[str, OptionReader]:
     """The readers of a plan's options; others are read by the type of their default."""
-    return {**READERS, **PARTS, **row_of(fill).readers}
+    return {**READERS, **EVERY, **row_of(fill).readers}
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -126,6 +125,17 @@ def truth(text: str) -> bool:
 
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
+
+def _number(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError(text)
+    return int(text)
+
+
+def _overlap(text: str) -> Overlap | bool:
+    return _TRUTHS[text.lower()] if text.lower() in _TRUTHS else Overlap.parse(text)
+
+
 _BLOCKS = OptionReader(numbers, "numbers of blocks, such as 0-3,8")
 MESH_TEXT = OptionReader(Mesh.parse, "NAME:DEVICES with commas between, such as x:2,y:4")
 _KEEP = OptionReader(Keep, {str(keep): keep for keep in Keep})
@@ -146,16 +156,22 @@ READERS: Mapping[str, OptionReader] = {
 }
 """Options of several plans whose values are not numbers, by name; ``plan_row`` has a plan's own."""
 
-PARTS: Mapping[str, OptionReader] = {
+EVERY: Mapping[str, OptionReader] = {
     "block": OptionReader(modules, "a pattern of modules' paths, such as layers.*"),
     "features": OptionReader(dims, "NAME:DIM with commas between, such as *.fc1.weight:0"),
-    "experts": OptionReader(modules, "a pattern of modules' paths, such as *.experts"),
+    "expert": OptionReader(modules, "a pattern of modules' paths, such as *.experts"),
     "embedding": OptionReader(str, "the name of a parameter"),
+    "experts": OptionReader(truth, "true or false: whether experts are dealt out to the replicas"),
+    "microbatches": OptionReader(_number, "the number of microbatches in a step, such as 4"),
+    "zero": OptionReader(_number, "1 for states, 2 for gradients too, 3 for weights too"),
+    "shard": OptionReader(_number, "the number of devices among which storage is cut, such as 8"),
+    "whole": OptionReader(truth, "true or false: whether whole parameters are dealt out"),
+    "keep": _KEEP,
+    "overlap": OptionReader(
+        _overlap, "true, or some of: prefetch NUMBER, reductions, moves, duplex, pairs"
+    ),
 }
-"""Options of every plan: parts of the model that the search by structure does not find."""
-
-_TAKES = {"block": "blocks"}
-"""The name of an option's parameter in ``find_blocks``, where it differs."""
+"""Options of every plan, the names of ``every.NAMES``."""
 
 
 def reader_of(default: Any) -> OptionReader:
@@ -185,14 +201,6 @@ def read(given: str, text: str, reader: OptionReader) -> Any:
         raise PlanError(f"{given}: expected {reader.form}.") from None
 
 
-def with_parts(plan: Plan, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Set the parts of the plan's model; return the other options."""
-    parts = {_TAKES.get(name, name): options[name] for name in PARTS if name in options}
-    if parts:
-        plan.blocks = find_blocks(plan.graph, **parts)
-    return {name: value for name, value in options.items() if name not in PARTS}
-
-
 def _integers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(","))
 
@@ -200,9 +208,3 @@ def _integers(text: str) -> tuple[int, ...]:
 def words(text: str, separator: str) -> list[str]:
     """The words between separators that are not empty."""
     return [word.strip() for word in text.split(separator) if word.strip()]
-
-
-def _number(text: str) -> int:
-    if not text.strip().isdecimal():
-        raise ValueError(text)
-    return int(text)

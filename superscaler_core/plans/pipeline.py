@@ -44,7 +44,7 @@ class Pipeline:
         further = [*signature(SCHEDULES[self.schedule]).parameters.values()][2:]
         own = {p.name: _DEFAULTS.get(p.name, p.default) for p in further}
         first = {"pp": 0, "tp": 1, "microbatches": self.microbatches}
-        return {**first, **own, "zero1": False, "sizes": ()}
+        return {**first, **own, "sizes": ()}
 
     @property
     def __signature__(self) -> Signature:
@@ -65,7 +65,6 @@ class Pipeline:
         pp: int = 0,
         tp: int = 1,
         microbatches: int | None = None,
-        zero1: bool = False,
         sizes: Sequence[int] = (),
         **more: Any,
     ) -> None:
@@ -77,7 +76,6 @@ class Pipeline:
             tp: devices of a group that share a stage's inner features; the batch is cut among the
                 rest of the group.
             microbatches: number per step, each as large as the captured batch.
-            zero1: cut master weights and states among all devices that read them.
             sizes: blocks of every stage, as in ``stages_of_blocks``.
             more: further arguments of the schedule, such as ``chunks``.
 
@@ -89,7 +87,7 @@ class Pipeline:
         num = self.microbatches if microbatches is None else microbatches
         own = {name: value for name, value in _DEFAULTS.items() if name in self.options}
         order = SCHEDULES[self.schedule](workers, num or self.per_worker * workers, **own | more)
-        grid_stages(plan, order, tp, zero1=zero1, sizes=sizes)
+        grid_stages(plan, order, tp, sizes=sizes)
 
 
 _DEFAULTS = {"chunks": 2}

@@ -48,6 +48,7 @@ class Node:
         run: computes the call on the CPU, from all arguments by name.
         line: the user's line that calls it, as text; empty if the tracing did not record it.
         is_autocast: it is a cast by ``torch.autocast`` for the op that follows.
+        checkpoint: number of the call of ``torch.utils.checkpoint`` that it is in; 0 if in none.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Node:
     run: Callable[[Mapping[str, Any]], tuple[Any, ...]]
     line: str = ""
     is_autocast: bool = False
+    checkpoint: int = 0
 
     @property
     def base(self) -> str:

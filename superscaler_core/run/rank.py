@@ -74,6 +74,7 @@ class Rank(RankCalls):
         self._transport = transport
         self.trains = any(weight.reduce for weight in tables.weights.values())
         self.grad_scale: Callable[[], float] | None = None
+        self.loss_scale = 1.0
         self.results: Mapping[str, Tensor] = {}
 
     @property
@@ -96,8 +97,8 @@ class Rank(RankCalls):
         """
         self._batch = batch
         self._loss = None
-        if self.grad_scale is not None:
-            self.loss_grad = self._grad_share * self.grad_scale()
+        scale = 1.0 if self.grad_scale is None else self.grad_scale()
+        self.loss_grad = self._grad_share * scale * self.loss_scale
         self._num_steps += 1
         if self.corrected is not None:
             self.corrected.restart()

@@ -63,7 +63,8 @@ class Choice:
                 ):
                     holders.setdefault(shard.box, []).append(device)
                 if tensor.requires_grad and max(map(len, holders.values())) > 1:
-                    found[tensor] = storage_among(graph.updates[tensor.name], holders)
+                    groups = {box: [devices] for box, devices in holders.items()}
+                    found[tensor] = storage_among(graph.updates[tensor.name], groups)
         return found
 
     def options(

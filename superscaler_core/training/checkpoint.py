@@ -91,8 +91,7 @@ class StoredModel:
         """A model on a single device, as rank 0 of one rank."""
         names = StateNames.of(model)
         parameters = {names.of_path[path]: p for path, p in model.named_parameters()}
-        others = {*names.parameters, *names.extra}
-        buffers = {name: value for name, value in model.state_dict().items() if name not in others}
+        buffers = {name: value for name, value in names.buffers.items() if name in names.saved}
         homes: dict[str, Home] = {n: (on_rank(0, p.shape), None) for n, p in parameters.items()}
         dtypes = {name: parameter.dtype for name, parameter in parameters.items()}
         return cls(
@@ -103,6 +102,13 @@ class StoredModel:
     def agreed(self, what: str) -> AbstractContextManager[Told]:
         """A block that fails on all ranks, with a CheckpointError, if it fails on one."""
         return agreed(what, self.ranks, self.texts_of_all)
+
+    @property
+    def cut(self) -> frozenset[str]:
+        """The names of parameters of which this rank stores a part, but not all."""
+        return frozenset(
+            name for name, own in self.stored.items() if own.shape != self.homes[name][0].shape
+        )
 
     @property
     def written(self) -> dict[str, rv.Layout]:

@@ -109,7 +109,7 @@ def tensors_of(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 class LiveBytes:
-    """Measures the peak memory of a trainer's tensors on this rank.
+    """Measures the peak memory of a model's tensors on this rank.
 
     It counts weights, gradients, constants and all tensors of steps, but not the caller's batch
     and tensors on the host. Staging buffers of ``rvdcomm`` and optimizer states are seen when they
@@ -120,11 +120,15 @@ class LiveBytes:
     >>> #     trainer.step(tokens, targets)
     >>> # live.peak_bytes
 
+    Args:
+        model: a ``Parallel``, whose example's program is measured, or a ``Trainer``.
+
     Attributes:
         peak_bytes: the peak since the context was entered.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, model: Any) -> None:
+        trainer: Trainer = getattr(model, "trainer", model)
         self._rank = trainer._rank
         self._meter = _Peak(self._is_outside, self._with_units_of())
         self.peak_bytes = 0

@@ -19,7 +19,13 @@ from rvdcomm.checkpoint import load_shards, open_checkpoint
 from superscaler_core.errors import PlanError
 from superscaler_core.training import checkpoint
 from superscaler_core.training.checkpoint import StoredModel, on_rank
-from superscaler_core.training.optimizer_state import Optimizer, ParamGroup, check_fits, restore
+from superscaler_core.training.optimizer_state import (
+    Keeper,
+    ParamGroup,
+    check_fits,
+    keepers_of,
+    restore,
+)
 from superscaler_core.training.random_state import set_random_state
 from superscaler_core.training.run_state import RunState
 from superscaler_core.training.training_state import TEXT, Run, SavedRun, classes_of, name_of
@@ -45,14 +51,14 @@ class Resumed:
         self.saved, self.dropout = saved, dropout
         self._groups, self._tensors = groups, tensors or {}
 
-    def into(self, optimizer: Optimizer, stored: Mapping[str, Tensor]) -> None:
+    def into(self, keeper: Keeper) -> None:
         """Let an optimizer continue.
 
         Raises:
             PlanError: the saved state does not fit it.
         """
-        check_fits(optimizer, self._groups, stored)
-        restore(optimizer, self._groups, self._tensors, stored)
+        check_fits(keeper, self._groups)
+        restore(keeper, self._groups, self._tensors)
 
 
 @dataclass(frozen=True)
@@ -122,15 +128,24 @@ def _read(folder: Path, model: StoredModel, run: Run, *, resume: bool) -> FoundR
     groups = list(state.groups) if state else []
     if state:
         _check(state, model, run)
-    names = {
-        name_of(name, key): (name, key)
-        for group in groups
-        for name, entry in group.entries.items()
-        for key in entry.tensors
-        if name in model.stored
-    }
-    of_parameter = {name: name for name in model.homes} | {n: p for n, (p, _) in names.items()}
+    keepers = keepers_of(run.optimizers, model.stored)
+    whole = {name for keeper in keepers if keeper.is_whole for name in keeper.tensors}
+    names: dict[str, tuple[str, str]] = {}
+    layouts: dict[str, rv.Layout] = {}
+    for group in groups:
+        for name, entry in group.entries.items():
+            if name not in whole and name not in model.stored:
+                continue
+            shapes = {key: shape for key, (_, shape) in entry.others.items()}
+            if name in whole:
+                shapes |= dict.fromkeys(entry.tensors, model.homes[name][0].shape)
+            keys = (*entry.tensors, *entry.others)
+            names |= {name_of(name, key): (name, key) for key in keys}
+            layouts |= {name_of(name, k): on_rank(model.rank, s) for k, s in shapes.items()}
+    of_parameter = {name: name for name in model.homes}
+    of_parameter |= {full: name for full, (name, _) in names.items() if full not in layouts}
     found = model.read(folder, of_parameter, model.buffers)
+    found |= load_shards(folder, layouts, model.rank) if layouts else {}
     if faults := model.buffer_faults(found):
         raise PlanError(f"{'; '.join(faults)}.")
     tensors: dict[str, dict[str, Tensor]] = {}
@@ -148,11 +163,13 @@ def _restore(found: FoundRun, model: StoredModel, run: Run, undo: ExitStack) -> 
     """Let optimizers, schedulers and scaler take their states; ``undo`` gives them theirs again."""
     if found.state is None:
         return
-    for optimizer in run.optimizers:
+    for keeper in keepers_of(run.optimizers, model.stored):
         # The optimizer replaces these, and leaves the old ones as they are.
+        optimizer = keeper.optimizer
+        undo.callback(keeper.restored)
         undo.callback(vars(optimizer).update, state=optimizer.state,
                       param_groups=optimizer.param_groups)  # fmt: skip
-        found.resumed.into(optimizer, model.stored)
+        found.resumed.into(keeper)
     takers = [*zip(run.schedulers, found.state.schedulers, strict=True)]
     if run.scaler is not None:
         takers.append((run.scaler, found.state.scaler))
@@ -184,8 +201,8 @@ def _state(folder: Path) -> RunState | None:
 
 
 def _check(state: RunState, model: StoredModel, run: Run) -> None:
-    for optimizer in run.optimizers:
-        check_fits(optimizer, state.groups, model.stored)
+    for keeper in keepers_of(run.optimizers, model.stored):
+        check_fits(keeper, state.groups, model.cut)
     if len(run.schedulers) != len(state.schedulers):
         raise PlanError(
             f"it has the state of {len(state.schedulers)} schedulers, and {len(run.schedulers)} "

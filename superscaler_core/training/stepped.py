@@ -10,7 +10,7 @@ function that computes it is wrapped.
 
 from __future__ import annotations
 
-import re
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,32 +26,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.run.tables import Stored, Tables
+from superscaler_core.training.needs import is_known, needs_of
 from superscaler_core.training.same_call import digest_of
 
 Optimizer = torch.optim.Optimizer
 
-_PER_TENSOR = (
-    *("muon", "shampoo", "adafactor", "galore", "novograd", "adammini", "kfac", "adalomo"),
-    *("ranger", "psgd", "scion", "splus"),
-)
-"""Parts of names of optimizers that need whole tensors: their products, norms or means."""
-
-_PER_TENSOR_EXACTLY = ("soap", "lamb", "fusedlamb", "lars", "came", "sm3", "kron", "apolloadamw")
-"""Names of such optimizers that are parts of other words too."""
-
-_OVER_ALL = ("lbfgs", "prodigy", "dadapt")
-_OVER_ALL_EXACTLY = ("sam", "asam", "gsam", "wsam", "looksam", "adai", "lomo")
-"""Names of optimizers that need products or norms over all parameters together."""
-
-_DRESS = re.compile(r"_|\d+bit$")
-"""What names of the same optimizer have more, as ``LAMB8bit``."""
-
-_OF_SAM = {"rho", "adaptive"}
-"""Options that SAM leaves in the groups which it shares with the optimizer that it wraps."""
-
 _REMEDY = (
-    "Use an optimizer that works element by element (SGD, Adam, AdamW, Lion), or a plan that "
-    "stores parameters whole on every rank, such as data_parallel."
+    "Wrap it, optim.whole(CLASS, model, OPTIONS), or use one that works element by element (SGD, "
+    "Adam, AdamW, Lion)."
 )
 
 
@@ -116,10 +98,12 @@ class Stepped:
             self._optimizers[id(optimizer)] = _Known(weakref.ref(optimizer), sums)
 
     def _check(self, optimizer: Optimizer, names: Iterable[str]) -> None:
-        kind, needs_all = _needs(optimizer)
-        if kind is None:
-            return
+        kind, needs_all = needs_of(optimizer)
         split = next((name for name in names if not _is_whole(self._parameters[name])), None)
+        if kind is None:
+            if split is not None and not is_known(optimizer):
+                _warn_once(type(optimizer), self._part(split))
+            return
         if split is not None:
             raise PlanError(
                 f"{kind} needs whole tensors, and {self._part(split)}: its steps would not be "
@@ -165,25 +149,27 @@ class Stepped:
         return f"this rank stores {stored} of {name!r} {whole}"
 
 
+def _warn_once(kind: type, part: str) -> None:
+    mine = object()
+    if _WARNED.setdefault(kind, mine) is mine:  # Atomic: ranks may be threads.
+        warnings.warn(
+            f"{kind.__name__} steps parts of parameters ({part}), which is right if it works "
+            "element by element; if it needs whole tensors, wrap it: "
+            f"optim.whole({kind.__name__}, model, ...).",
+            stacklevel=2,
+        )
+
+
+_WARNED: dict[type, object] = {}
+"""Classes of optimizers of which a warning was given."""
+
+
 @dataclass(frozen=True)
 class _Known:
     """An optimizer that stepped, with the sum of the names' digests for each group."""
 
     optimizer: Callable[[], Optimizer | None]
     groups: tuple[int, ...]
-
-
-def _needs(optimizer: Optimizer) -> tuple[str | None, bool]:
-    """The class of an optimizer that needs whole tensors, and whether it needs all of them."""
-    for kind in type(optimizer).__mro__:
-        name = _DRESS.sub("", kind.__name__.lower())
-        if name in _OVER_ALL_EXACTLY or any(part in name for part in _OVER_ALL):
-            return kind.__name__, True
-        if name in _PER_TENSOR_EXACTLY or any(part in name for part in _PER_TENSOR):
-            return kind.__name__, False
-    if any(group.keys() >= _OF_SAM for group in optimizer.param_groups):
-        return "SAM", True
-    return None, False
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.ops import mix
 from superscaler_core.run.delay import DelayCorrection, scaled_rates
-from superscaler_core.run.moves import move_many
+from superscaler_core.run.owners import gathered, owned_by
 from superscaler_core.run.rank import Rank
+from superscaler_core.run.tables import Stored
 from superscaler_core.run.together import norm_of_grads, ranks_of, sum_of_all
 from superscaler_core.run.transport import Transport
 from superscaler_core.training import resume, training_state
@@ -27,6 +27,7 @@ from superscaler_core.training.checkpoint import FORMATS, StoredModel
 from superscaler_core.training.checksum import checksum
 from superscaler_core.training.first_values import share_buffers
 from superscaler_core.training.grad_scaler import GradScaler
+from superscaler_core.training.optimizer_state import Keeper
 from superscaler_core.training.plain import value_of
 from superscaler_core.training.resume import Resumed
 from superscaler_core.training.same_call import SameCall
@@ -97,6 +98,31 @@ class Trainer:
         return self._rank.tables.rank
 
     @property
+    def transport(self) -> Transport:
+        """Moves tensors between the ranks."""
+        return self._transport
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return self._rank.device
+
+    @property
+    def entries(self) -> Mapping[str, Stored]:
+        """How the ranks store every trained parameter, by name, in the order of the model."""
+        parameters = self._rank.tables.parameters.items()
+        return {name: entry for name, entry in parameters if name in self.trained.names}
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Further names of parameters."""
+        return self._rank.tables.aliases
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        """The dtype in which a parameter is stored."""
+        return self._rank.weights.stored_dtype(name)
+
+    @property
     def num_microbatches(self) -> int:
         """The number of microbatches in a step."""
         return self._rank.tables.num_microbatches
@@ -129,6 +155,7 @@ class Trainer:
         while True:
             with self.calls.prepared("step") as request:
                 request.asks = self.trained.is_changed
+                request.equal |= said_of(self._rank)
                 inputs = self._inputs(batch, named)
                 self._check_trained()
                 self._rank.check_inputs(inputs)
@@ -167,6 +194,28 @@ class Trainer:
                 f"takes {', '.join(free) or 'none'}."
             )
         return {**dict(zip(names, batch, strict=False)), **named}
+
+    @contextmanager
+    def scaled(self, factor: float) -> Iterator[None]:
+        """Inside this context steps leave ``factor`` times the gradients of their loss.
+
+        For accumulation, as ``(loss / 4).backward()`` in torch. ``step`` returns the loss itself.
+
+        >>> # for part in parts:
+        >>> #     with trainer.scaled(1 / len(parts)):
+        >>> #         trainer.step(**part)
+        >>> # optimizer.step(); optimizer.zero_grad()
+
+        Args:
+            factor: a finite number, the same on all ranks.
+        """
+        if not math.isfinite(factor):
+            raise ValueError(f"scaled takes a finite factor, not {factor}.")
+        before, self._rank.loss_scale = self._rank.loss_scale, float(factor)
+        try:
+            yield
+        finally:
+            self._rank.loss_scale = before
 
     def step_guard(self) -> AbstractContextManager[StepGuard]:
         """A block of steps that succeeds on all ranks, or that all ranks skip together.
@@ -266,7 +315,7 @@ class Trainer:
             if names[0] not in self.optimizers:
                 made = self.optimizers[names[0]] = make([stored[name] for name in names])
                 if self._resumed is not None:
-                    self._resumed.into(made, stored)
+                    self._resumed.into(Keeper(made, stored))
             optimizer, tau = self.optimizers[names[0]], delays.get(names[0], 0.0)
             rate = 1.0 if correction is None else correction.rate(tau, num_updates[names[0]])
             num_updates[names[0]] += 1
@@ -556,31 +605,49 @@ class Trainer:
         faults = self._rank.buffer_faults
         return StoredModel.of_program(tables, self._rank.weights, buffers, faults, self._transport)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """All parameters and buffers, whole, on every rank, by their single-device names."""
-        tables = self._rank.tables
-        with self.calls.prepared("state_dict"):
-            pass
-        moves = {
-            name: (entry.whole, self._rank.weights.shard(name))
-            for name, entry in tables.parameters.items()
-        }
+    def state_dict(
+        self, *, rank0_only: bool = False, trained_only: bool = False
+    ) -> dict[str, Tensor]:
+        """All parameters and buffers, whole, by their single-device names.
+
+        Args:
+            rank0_only: whether the first rank alone gets them; the others get nothing.
+            trained_only: whether to leave out buffers and what is frozen, such as all but adapters.
+        """
+        tables, weights = self._rank.tables, self._rank.weights
+        with self.calls.prepared("state_dict") as request:
+            request.equal |= {"rank0_only": str(rank0_only), "trained_only": str(trained_only)}
+        names = self.trained.names if trained_only else tables.parameters.keys()
+        entries = {name: entry for name, entry in tables.parameters.items() if name in names}
+        ranks = self.calls.ranks[:1] if rank0_only else self.calls.ranks
+        dtypes = {name: weights.stored_dtype(name) for name in entries}
+        owned = {name: owned_by(ranks, entry, dtypes[name]) for name, entry in entries.items()}
+        shards = {name: shard[0] for name in entries if (shard := weights.shard(name)) is not None}
+        found = gathered(self._transport, owned, shards)
+        self.share_states()
+        if self.rank not in ranks:
+            return {}
         # Nothing moves for a parameter without elements.
-        found = {
-            name: torch.empty(entry.shape, dtype=self._rank.weights.stored_dtype(name))
-            for name, entry in tables.parameters.items()
+        found |= {
+            name: torch.empty(entry.model_shape, dtype=dtypes[name])
+            for name, entry in entries.items()
             if not math.prod(entry.shape)
         }
-        for name, box, tensor in move_many(self._transport, moves):
-            whole = found.setdefault(name, tensor.new_empty(tables.parameters[name].shape))
-            whole[box.slices_within(rv.Box.of_shape(whole.shape))] = tensor
-        found = {name: tables.parameters[name].unpacked(whole) for name, whole in found.items()}
-        self.share_states()
+        # What stays where it is would change with the next step.
+        found = {n: found[n].clone() if owned[n].stays else found[n] for n in entries}
+        found |= {alias: found[name] for alias, name in tables.aliases.items() if name in found}
+        if trained_only:
+            return found
         buffers = {name: self._rank.constant(name).clone() for name in tables.buffers}
         # What modules add (get_extra_state) is as it was at the capture.
         extra = {name: value_of(text) for name, text in tables.extra.items()}
-        aliases = {alias: found[name] for alias, name in tables.aliases.items()}
-        return {**found, **aliases, **buffers, **extra}
+        return {**found, **buffers, **extra}
+
+
+def said_of(rank: Rank) -> dict[str, str]:
+    """What a step of this rank assumes that all ranks do."""
+    scale = rank.loss_scale
+    return {} if scale == 1.0 else {"the factor of scaled(...)": str(scale)}
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -2,7 +2,8 @@
 
 Beside the model's tensors, a checkpoint of a run has
 
-- ``optimizer.state.NAME.KEY``: a tensor of the optimizer, in the layout of parameter ``NAME``;
+- ``optimizer.state.NAME.KEY``: a tensor of the optimizer, in the layout of parameter ``NAME``, or
+  whole if an optimizer has the parameter whole;
 - ``training.json``: everything else as a text, in a tensor of bytes: options and plain values of
   optimizers, schedulers and the gradient scaler, the step number, and the random state.
 
@@ -29,6 +30,7 @@ from superscaler_core.training.optimizer_state import (
     Optimizer,
     ParamGroup,
     groups_of,
+    keepers_of,
     merged,
     tensors_of,
 )
@@ -149,14 +151,20 @@ def _contents(model: StoredModel, run: Run, parts: Sequence[dict[str, Any]]) -> 
     if not all(part["is_empty"] for part in parts):
         groups = merged(ParamGroup.of_plain(group) for part in parts for group in part["groups"])
         entries = {name: entry for group in groups for name, entry in group.entries.items()}
-        layouts |= {name_of(n, key): written[n] for n, e in entries.items() for key in e.tensors}
-        kinds |= {
-            name_of(n, key): (n, getattr(torch, dtype))
-            for n, entry in entries.items()
-            for key, dtype in entry.tensors.items()
-        }
-        own = tensors_of(run.optimizers, model.stored)
-        here |= {name_of(n, key): value for n, found in own.items() for key, value in found.items()}
+        owners = {n: r for r, part in zip(model.ranks, parts, strict=True) for n in part["whole"]}
+        for n, entry in entries.items():
+            shapes = {key: model.homes[n][0].shape for key in entry.tensors if n in owners}
+            shapes |= {key: shape for key, (_, shape) in entry.others.items()}
+            # Without an owner, all ranks that store the parameter have it whole.
+            owner = owners[n] if n in owners else written[n].ranks[0]
+            layouts |= {name_of(n, key): on_rank(owner, shape) for key, shape in shapes.items()}
+            cut = {key: dtype for key, dtype in entry.tensors.items() if key not in shapes}
+            layouts |= {name_of(n, key): written[n] for key in cut}
+            kinds |= {name_of(n, k): (n, getattr(torch, dtype)) for k, dtype in cut.items()}
+        own = (tensors_of(keeper) for keeper in keepers_of(run.optimizers, model.stored))
+        mine = {name_of(n, k): v for found in own for n, by in found.items() for k, v in by.items()}
+        here |= {name: value for name, value in mine.items() if name in kinds}
+        tensors |= {n: v for n, v in mine.items() if n not in kinds and model.rank in layouts[n]}
         text = _state_of(groups, parts).text.encode()
         layouts[TEXT] = on_rank(first, [len(text)])
         tensors[TEXT] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -167,12 +175,14 @@ def _contents(model: StoredModel, run: Run, parts: Sequence[dict[str, Any]]) -> 
 
 def _part(model: StoredModel, run: Run) -> dict[str, Any]:
     """This rank's part of the run, as plain values; state common to all is in the first's."""
+    keepers = keepers_of(run.optimizers, model.stored)
     part: dict[str, Any] = {
         "id": uuid.uuid4().hex,
         # A rank without trained parameters has no optimizer, though the others have some.
         "is_empty": run.is_empty,
         "random": random_state(run.device),
-        "groups": [group.plain for group in groups_of(run.optimizers, model.stored)],
+        "groups": [group.plain for group in groups_of(keepers, model.cut)],
+        "whole": [name for keeper in keepers if keeper.is_whole for name in keeper.tensors],
         "rest": {},
     }
     if model.rank == model.ranks[0]:

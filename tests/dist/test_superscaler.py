@@ -47,9 +47,9 @@ NEWER = ("zero_bubble", "zero_bubble_v", "dualpipe", "dualpipe_v")
 """Pipelines with the stages of other pipelines in another order; a small model suffices."""
 OPTIONS = {
     "hybrid": {
-        4: {"tp": 2, "zero1": True, "microbatches": 2},
+        4: {"tp": 2, "zero": 1, "microbatches": 2},
         8: {
-            "tp": 2, "pp": 2, "zero1": True, "sequence": True, "vocabulary": True, "microbatches": 4
+            "tp": 2, "pp": 2, "zero": 1, "sequence": True, "vocabulary": True, "microbatches": 4
         },
     },
     "coshard": {8: {"tp": 2, "pp": 2, "parts": 4, "microbatches": 2, "keep": Keep.BLOCK_INPUTS}},
@@ -57,19 +57,19 @@ OPTIONS = {
         4: {"microbatches": 4, "rows": True},
         8: {"microbatches": 3, "tp": 2, "keep": Keep.SEGMENT_INPUTS},
     },
-    "chimera": {8: {"pp": 4, "microbatches": 8, "zero1": True}},
-    "zero_bubble": {8: {"pp": 4, "zero1": True, "microbatches": 4}},
-    "zero_bubble_v": {8: {"pp": 2, "tp": 2, "zero1": True}},
-    "dualpipe": {8: {"pp": 4, "zero1": True}},
+    "chimera": {8: {"pp": 4, "microbatches": 8, "zero": 1}},
+    "zero_bubble": {8: {"pp": 4, "zero": 1, "microbatches": 4}},
+    "zero_bubble_v": {8: {"pp": 2, "tp": 2, "zero": 1}},
+    "dualpipe": {8: {"pp": 4, "zero": 1}},
     "dualpipe_v": {8: {"pp": 2, "tp": 4}},
-    "terapipe": {8: {"pp": 4, "tp": 2, "zero1": True}},
+    "terapipe": {8: {"pp": 4, "tp": 2, "zero": 1}},
     "searched": {
         4: {"pp": 2, "tp": 2, "route": "both", "microbatches": 4},
-        8: {"pp": 4, "microbatches": 4, "halves": True, "zero1": True},
+        8: {"pp": 4, "microbatches": 4, "halves": True, "zero": 1},
     },
     "pipedream": {8: {"microbatches": 10, "pp": 4, "vertical": True}},
-    "pipedream_2bw": {4: {"microbatches": 12, "pp": 2, "every": 2, "zero1": True}},
-    "ampnet": {8: {"microbatches": 10, "pp": 4, "zero1": True}},
+    "pipedream_2bw": {4: {"microbatches": 12, "pp": 2, "every": 2, "zero": 1}},
+    "ampnet": {8: {"microbatches": 10, "pp": 4, "zero": 1}},
     "pipemare": {4: {"microbatches": 10, "pp": 2}},
     "dap": {4: {"keep": Keep.BLOCK_INPUTS}},
     "spatial": {8: {"rows": 2, "columns": 2}},

@@ -15,7 +15,7 @@ import superscaler_core as ss
 from superscaler_core.materialize import schedule_of
 from superscaler_core.models import MODELS, build, example_inputs, last_pass
 from superscaler_core.plan import NO_OVERLAP
-from superscaler_core.plans import PLANS, stages_of_blocks
+from superscaler_core.plans import PLANS, fill, stages_of_blocks
 from superscaler_core.schedules import recompute_apart, split_backward
 from tests.superscaler_core.schedule_rows import round_robin
 
@@ -150,7 +150,7 @@ class Case:
     def planned(self) -> ss.Plan:
         """The plan, filled by ``PLANS[plan]``, with the overlap and the rewrite of the schedule."""
         plan = ss.Plan(self._graph(), range(self.num_devices))
-        PLANS[self.plan](plan, **self.options)
+        fill(plan, PLANS[self.plan], self.options)
         plan.overlap = self.overlap
         if self.rewrite:
             plan.op_order(REWRITES[self.rewrite](schedule_of(plan)), plan.placement)

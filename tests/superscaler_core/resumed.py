@@ -21,9 +21,9 @@ CASES = {
     "accumulate": Case("accumulate", 2, {"microbatches": 2}, sizes=GPT),
     "pipeline": Case("one_f_one_b", 2, {"microbatches": 2}, sizes=GPT),
     "tensor": Case("hybrid", 2, {"tp": 2, "microbatches": 2}, sizes=GPT),
-    "zero1": Case("hybrid", 4, {"tp": 2, "microbatches": 2, "zero1": True}, sizes=GPT),
+    "zero1": Case("hybrid", 4, {"tp": 2, "microbatches": 2, "zero": 1}, sizes=GPT),
     "hybrid": Case("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2}, sizes=GPT),
-    "three": Case("hybrid", 3, {"microbatches": 2, "zero1": True}, sizes=GPT),
+    "three": Case("hybrid", 3, {"microbatches": 2, "zero": 1}, sizes=GPT),
 }
 """Plans of one model on 2 to 4 devices; all have two microbatches, so that dropout is equal."""
 

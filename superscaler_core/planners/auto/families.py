@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise, product
-from typing import Any
+from typing import ClassVar
 
 from superscaler_core.cost import DeviceProfile
 from superscaler_core.evaluation.request import Request
@@ -42,6 +42,7 @@ class Filling:
     profile: DeviceProfile
     recycle: int
     microbatches: int
+    decides_keep: ClassVar[bool] = True
 
     def __call__(self, plan: Plan, microbatches: int = 0, sizes: Sequence[int] = ()) -> None:
         """Fill a plan, of a shortened step if it is given microbatches or blocks of every stage.
@@ -54,6 +55,8 @@ class Filling:
         overlap = Overlap(**chosen.options("prefetch", "reductions", "moves", "duplex"))
         sizes = tuple(sizes) or self.sizes(plan.blocks)
         FAMILIES[chosen.family].fill(plan, self, num // overlap.num_halves, sizes)
+        if chosen.zero:
+            shard_storage(plan)
         if chosen.zero == 3:
             plan.unshard(*plan.blocks.groups)
         if chosen.offload:
@@ -114,7 +117,6 @@ def _fill_hybrid(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...])
         microbatches=num,
         schedule=schedule,
         apart=chosen.apart,
-        zero1=chosen.zero > 0,
         coshard_blocks=heavy_blocks(plan.blocks) if chosen.heavy else None,
         keep_coshard=chosen.keep_coshard,
         sizes=sizes,
@@ -131,7 +133,7 @@ def _axial(request: Request, traits: Traits) -> Iterator[Setting]:
 
 def _fill_axial(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
     chosen = filling.setting
-    options: dict[str, Any] = {**chosen.options("pp", "dp", "keep"), "zero1": chosen.zero > 0}
+    options = {**chosen.options("pp", "dp", "keep")}
     if filling.recycle:
         nf1b(plan, recycle=filling.recycle, microbatches=num, sizes=sizes, **options)
     else:
@@ -172,8 +174,6 @@ def _spatial(request: Request, traits: Traits) -> Iterator[Setting]:
 def _fill_spatial(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
     spatial(plan, rows=filling.setting.tp)
     plan.op_order(one_f_one_b(1, num))
-    if filling.setting.zero:
-        shard_storage(plan)
     plan.keep(filling.setting.keep)
 
 

@@ -15,7 +15,6 @@ from superscaler_core.plan.op_trans import Transformation, replicate, split
 from superscaler_core.plans.pieces.along import along, shares
 from superscaler_core.plans.pieces.follow import followed
 from superscaler_core.plans.pieces.stages import stages_of_blocks
-from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.schedules import Schedule
 
 
@@ -97,7 +96,6 @@ def axial_stages(
     dp: int,
     cuts: Sequence[Cut],
     *,
-    zero1: bool = False,
     keep: Keep = Keep.EVERYTHING,
     sizes: Sequence[int] = (),
 ) -> None:
@@ -108,7 +106,6 @@ def axial_stages(
         schedule: a schedule with one stage per worker.
         dp: groups of a stage's devices among which the batch is cut.
         cuts: the dim along which each module is cut.
-        zero1: cut master weights and states among all devices that read them.
         keep: which values of the blocks are kept for the backward.
         sizes: blocks of every stage, as in ``stages_of_blocks``.
 
@@ -120,8 +117,6 @@ def axial_stages(
         devices = plan.devices[stage.index * num :][:num]
         spread_axially(plan, stage.ops, devices, dp, cuts)
     plan.op_order(schedule, Placement.even(plan.devices, schedule.num_stages))
-    if zero1:
-        shard_storage(plan)
     plan.keep(keep)
 
 

@@ -8,7 +8,6 @@ from superscaler_core.errors import PlanError
 from superscaler_core.plan import Placement, Plan
 from superscaler_core.plans.pieces.along import shares
 from superscaler_core.plans.pieces.stages import stages_of_blocks
-from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.plans.pieces.tensor_parallel import tensor_parallel
 from superscaler_core.schedules import Schedule
 
@@ -26,7 +25,6 @@ def grid_stages(
     sequence: bool = False,
     vocabulary: bool = False,
     experts: bool = False,
-    zero1: bool = False,
     sizes: Sequence[int] = (),
 ) -> None:
     """Cut a plan into a schedule's stages, each on the devices of its workers, and order them.
@@ -37,7 +35,6 @@ def grid_stages(
             size.
         tp: devices that share a stage's inner features; the batch is cut among the rest of a group.
         sequence, vocabulary, experts: as in ``tensor_parallel``.
-        zero1: cut master weights and states among all devices that read them.
         sizes: as in ``stages_of_blocks``.
 
     Raises:
@@ -52,8 +49,6 @@ def grid_stages(
         devices = sorted(placement.devices_of(schedule, stage.index, 0))
         tensor_parallel(plan, stage.ops, devices, tp, **splits)
     plan.op_order(schedule, placement)
-    if zero1:
-        shard_storage(plan)
 
 
 def _check_stages(schedule: Schedule) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from superscaler_core.plan import Keep, Plan
 from superscaler_core.plans.pieces.along import shares
 from superscaler_core.plans.pieces.axial import EVOFORMER, Cut, spread_axially
-from superscaler_core.plans.pieces.storage import shard_storage
 
 
 def dap(
@@ -15,7 +14,6 @@ def dap(
     *,
     dp: int = 1,
     modules: Sequence[Cut] = EVOFORMER,
-    zero1: bool = False,
     keep: Keep = Keep.EVERYTHING,
 ) -> None:
     """Cut alignment and pairs along rows or columns, whichever a module treats independently.
@@ -29,7 +27,6 @@ def dap(
         plan: to fill.
         dp: groups of devices among which the batch is cut.
         modules: the dim along which each module is cut.
-        zero1: cut master weights and states among all devices, as all of them read all weights.
         keep: which values of the blocks are kept for the backward.
 
     Raises:
@@ -40,6 +37,4 @@ def dap(
     """
     shares(plan, dp=dp)
     spread_axially(plan, plan.graph.ops, plan.devices, dp, modules)
-    if zero1:
-        shard_storage(plan)
     plan.keep(keep)

@@ -16,7 +16,6 @@ def dap_pipeline(
     dp: int = 1,
     microbatches: int = 8,
     modules: Sequence[Cut] = EVOFORMER,
-    zero1: bool = False,
     keep: Keep = Keep.EVERYTHING,
     sizes: Sequence[int] = (),
 ) -> None:
@@ -31,11 +30,11 @@ def dap_pipeline(
         pp: stages.
         dp: groups of a stage's devices among which the batch is cut.
         microbatches: number per step, each as large as the captured batch.
-        modules, zero1, keep: as in ``dap``.
+        modules, keep: as in ``dap``.
         sizes: blocks of every stage, as in ``stages_of_blocks``.
 
     Raises:
         PlanError: ``pp * dp`` does not divide the devices, or as in ``dap``.
     """
     order = one_f_one_b(pp, microbatches)
-    axial_stages(plan, order, dp, modules, zero1=zero1, keep=keep, sizes=sizes)
+    axial_stages(plan, order, dp, modules, keep=keep, sizes=sizes)

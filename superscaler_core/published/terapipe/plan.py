@@ -13,7 +13,6 @@ from superscaler_core.plans.option_texts import counts
 from superscaler_core.plans.pieces.along import shares, spread
 from superscaler_core.plans.pieces.grid_stages import num_workers
 from superscaler_core.plans.pieces.stages import stages_of_blocks
-from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.plans.row import OptionReader
 from superscaler_core.published.terapipe.schedule import terapipe as order
 
@@ -29,7 +28,6 @@ def terapipe(
     microbatches: int = 1,
     slices: int = 4,
     lengths: Sequence[int] = (),
-    zero1: bool = False,
     sizes: Sequence[int] = (),
 ) -> None:
     """Send every sequence through the stages slice by slice, so that few sequences suffice.
@@ -44,7 +42,7 @@ def terapipe(
         slices: number per sequence, with nearly equally many tokens.
         lengths: tokens of every slice, instead of equal ones; for example from ``planners.slices``:
             later slices are shorter, as they see more keys.
-        pp, tp, microbatches, zero1, sizes: as in ``one_f_one_b``.
+        pp, tp, microbatches, sizes: as in ``one_f_one_b``.
 
     Raises:
         PlanError: a token of the model reads later ones, or an op's numbers depend on the place of
@@ -66,8 +64,6 @@ def terapipe(
         axes = Axis(each // tp, (plan.dims.batch,)), Axis(tp, inner)
         spread(plan, stage.ops, devices, *axes)
     plan.op_order(order(num, microbatches, len(lengths)), Placement.even(plan.devices, num))
-    if zero1:
-        shard_storage(plan)
 
 
 def _even(length: int, num: int) -> tuple[int, ...]:

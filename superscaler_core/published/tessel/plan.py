@@ -25,7 +25,6 @@ def searched(
     chunks: int = 1,
     halves: bool = False,
     in_flight: int = 0,
-    zero1: bool = False,
     sizes: Sequence[int] = (),
 ) -> None:
     """Stages of blocks on ``pp`` groups of devices, in the best order that a search finds.
@@ -36,7 +35,7 @@ def searched(
 
     Args:
         plan: to fill.
-        pp, tp, microbatches, zero1, sizes: as in ``one_f_one_b``.
+        pp, tp, microbatches, sizes: as in ``one_f_one_b``.
         route: ``line``, stages dealt out in turn; ``v``, down the groups and back up, two stages
             each; ``both``, half of the microbatches down and half of them up.
         chunks: stages of a group on a line.
@@ -61,6 +60,6 @@ def searched(
     limit = in_flight or len(routes[0])
     # The times of stages are known when their parts have devices, which follow from the routes.
     equal = search_schedule(routes, {"F": 1, "B": 2}, microbatches, limit, budget_secs=0)
-    grid_stages(plan, equal, tp, zero1=zero1, sizes=sizes)
+    grid_stages(plan, equal, tp, sizes=sizes)
     assert plan.placement is not None
     order_by_search(plan, routes, plan.placement, microbatches, limit, split_backward=halves)

@@ -9,7 +9,6 @@ import pytest
 
 import superscaler_core as ss
 from rvdcomm.cli import UsageError
-from superscaler_core.cli import options
 from superscaler_core.cli.sources import Source, plan_source, settings_of
 from superscaler_core.parallel import SProgram
 from superscaler_core.plan import Keep, Plan
@@ -40,9 +39,13 @@ def options_of(plan: str, *texts: str) -> dict[str, Any]:
         ("branch_parallel", "branches=a.*,b; c", (ss.Modules("a.*", "b"), ss.Modules("c"))),
         ("zero3", "block=layers.*", ss.Modules("layers.*")),
         ("megatron", "features=h.*.fc.weight:0,h.*.q:1", (("h.*.fc.weight", 0), ("h.*.q", 1))),
-        ("expert_parallel", "plan.experts=*.experts", ss.Modules("*.experts")),
+        ("expert_parallel", "expert=*.experts", ss.Modules("*.experts")),
+        ("megatron", "plan.experts=yes", True),
+        ("zero3", "keep=block_inputs", Keep.BLOCK_INPUTS),
+        ("swap", "overlap=prefetch 2 reductions", ss.Overlap(prefetch=2, reductions=True)),
+        ("swap", "overlap=true", True),
         ("interlaced", "embedding=wte.weight", "wte.weight"),
-        ("hybrid", "zero1=yes", True),
+        ("hybrid", "zero=3", 3),
         ("hybrid", "tp=4", 4),
     ],
 )  # fmt: skip
@@ -66,7 +69,10 @@ def test_plan_text_may_contain_options() -> None:
         ("hybrid:dp=2", "not 'dp=2'; hybrid takes tp, pp, microbatches"),
         ("hybrid:tp=2,pp", "hybrid:tp=2,pp: expected a whole number, such as 1"),
         ("hybrid:pp", "expected hybrid:OPTION=VALUE"),
-        ("zero3:x=1", "zero3 takes nothing, and every plan block, features, experts, embedding"),
+        (
+            "zero3:x=1",
+            "zero3 takes nothing, and every plan block, features, expert, embedding",
+        ),
     ],
 )
 def test_invalid_options_in_a_plan_text_raise_plan_error(text: str, words: str) -> None:
@@ -84,7 +90,9 @@ def test_invalid_options_in_a_plan_text_raise_plan_error(text: str, words: str) 
         ("dap", "modules=tri_in:1>b", r"expected PATTERN:DIM or PATTERN:DIM>DIM"),
         ("megatron", "features=up.weight", "expected NAME:DIM with commas between"),
         ("megatron", "blocks=1", "the plan megatron takes vocabulary"),
-        ("hybrid", "zero1=so", "expected true or false"),
+        ("hybrid", "whole=so", "expected true or false"),
+        ("hybrid", "zero=all", "expected 1 for states, 2 for gradients too"),
+        ("zero3", "overlap=much", "expected true, or some of: prefetch NUMBER"),
     ],
 )
 def test_malformed_option_text_is_rejected(plan: str, text: str, words: str) -> None:
@@ -106,37 +114,6 @@ def test_every_non_numeric_option_has_a_reader() -> None:
 def test_setting_of_both_model_and_plan_goes_to_the_model() -> None:
     model, plan = settings_of(MODEL, plan_source("expert_parallel"), ["experts=8"])
     assert (model, plan) == ({"experts": 8}, {})
-
-
-@pytest.mark.parametrize(
-    ("plan", "texts", "expected"),
-    [
-        ("hybrid", ["tp=2", "recompute=true"], ["tp=2", "keep=segment_inputs"]),
-        ("hybrid", ["tp=2", "rerun=true"], ["tp=2", "keep=block_inputs"]),
-        ("hybrid", ["coshard=2", "rerun=true", "rerun_coshard=false"],
-                   ["coshard=2", "keep=block_inputs", "keep_coshard=everything"]),
-    ],
-)  # fmt: skip
-def test_old_recompute_settings_map_to_keep_levels(
-    plan: str, texts: list[str], expected: list[str]
-) -> None:
-    assert decided(plan, texts) == decided(plan, expected)
-
-
-def test_old_recompute_and_rerun_settings_both_apply() -> None:
-    said = decided("hybrid", ["recompute=true", "rerun=true"])
-    assert len(said.recomputed) == len(said.recompute_regions) == 2
-
-
-def test_old_recompute_setting_of_axial_plans_maps_to_block_inputs() -> None:
-    assert options.levels("nf1b", {"recompute": True}) == ({"keep": Keep.BLOCK_INPUTS}, [])
-    assert options.levels("zero_offload", {"recompute": True})[0] == {"keep": Keep.SEGMENT_INPUTS}
-
-
-def decided(name: str, texts: list[str]) -> ss.Decisions:
-    plan = Plan(Case("data_parallel", 2).compiled().plan.graph, range(2))
-    plan_source(name).call(plan, **options_of(name, *texts))
-    return plan.decisions
 
 
 def test_block_and_features_settings_override_detection() -> None:

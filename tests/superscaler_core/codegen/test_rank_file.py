@@ -13,7 +13,7 @@ from superscaler_core.codegen import rank_file, rank_files, rank_text, tables_of
 from superscaler_core.codegen.stage_writer import StageWriter
 from superscaler_core.materialize import Materialized, materialize
 from superscaler_core.models import GPT, GPTConfig
-from superscaler_core.plans import PLANS
+from superscaler_core.plans import PLANS, fill
 from superscaler_core.training import module_from
 
 
@@ -24,12 +24,12 @@ def made(name: str, layers: int = 4, **options: Any) -> Materialized:
         tokens = torch.empty(8, 16, dtype=torch.int64)
         graph = ss.capture(GPT(sizes), (tokens, tokens))
     plan = ss.Plan(graph, range(8))
-    PLANS[name](plan, **options)
+    fill(plan, PLANS[name], options)
     return materialize(plan)
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [
-    ("hybrid", {"tp": 2, "pp": 2, "microbatches": 4, "sequence": True, "zero1": True}),
+    ("hybrid", {"tp": 2, "pp": 2, "microbatches": 4, "sequence": True, "zero": 1}),
     ("hybrid", {"tp": 2, "pp": 2, "chunks": 2, "microbatches": 4, "keep": ss.Keep.SEGMENT_INPUTS}),
     ("zero3", {}),
     ("coshard", {}),

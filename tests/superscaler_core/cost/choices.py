@@ -14,7 +14,7 @@ import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.cost import PROFILES, StageCost
 from superscaler_core.models import GPT, GPTConfig, MLPConfig, MLPModel
-from superscaler_core.plans import PLANS
+from superscaler_core.plans import PLANS, fill
 from superscaler_core.schedules import one_f_one_b
 
 ONE_HOST = rv.Topology.single_host(4, alpha_secs=5e-6, bytes_per_sec=200e9)
@@ -62,7 +62,7 @@ def compiled(
 ) -> ss.Compiled:
     """The program of a plan on four devices, with one stage."""
     plan = ss.Plan(graph(model), range(4))
-    PLANS[plan_name](plan, **options)
+    fill(plan, PLANS[plan_name], options)
     plan.op_order(one_f_one_b(1, microbatches))
     plan.overlap = ONE_BUCKET
     return ss.compile(plan, topology=topology)

@@ -86,7 +86,7 @@ PLAN = {"megatron": 2, "zero3": 3, "data_parallel": 2, "hybrid": 4}
 
 @pytest.mark.parametrize("seed, plan_name", [*enumerate(PLAN), (4, "zero3"), (0, "hybrid")])
 def test_training_equals_that_on_a_single_device(seed: int, plan_name: str, tmp_path: Path) -> None:
-    options = {"tp": 2, "pp": 1, "microbatches": 1, "zero1": True} if plan_name == "hybrid" else {}
+    options = {"tp": 2, "pp": 1, "microbatches": 1, "zero": 1} if plan_name == "hybrid" else {}
     model = model_of(seed)
     program = compiled(ss.capture(model, (batch(),)), plan_name, PLAN[plan_name], **options)
     check_program(program, model, [batch()] * 2, tmp_path)

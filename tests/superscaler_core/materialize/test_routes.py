@@ -135,7 +135,7 @@ def saving(plan: ss.Plan, what: str) -> None:
 def test_decisions_about_a_stage_apply_to_all_its_workers(
     what: str, overlap: bool, tmp_path: Path
 ) -> None:
-    plan = replace(TWO_WAYS, options={**TWO_WAYS.options, "zero1": True}).planned()
+    plan = replace(TWO_WAYS, options={**TWO_WAYS.options, "zero": 1}).planned()
     saving(plan, what)
     if overlap:
         plan.overlap = ss.Overlap(prefetch=1, reductions=True, moves=True, bucket_bytes=1 << 12)

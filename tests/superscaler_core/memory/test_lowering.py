@@ -19,7 +19,7 @@ from superscaler_core.memory.lowering import Lowering
 from superscaler_core.memory.outline import outline
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.models import GPT, GPTConfig
-from superscaler_core.plans import PLANS
+from superscaler_core.plans import PLANS, fill
 from tests.superscaler_core.cases import Case
 
 
@@ -32,14 +32,14 @@ def gpt(layers: int) -> ss.Graph:
 
 def compiled(name: str, num: int = 4, layers: int = 4, **options: Any) -> ss.Compiled:
     plan = ss.Plan(gpt(layers), range(num))
-    PLANS[name](plan, **options)
+    fill(plan, PLANS[name], options)
     return ss.compile(plan, precision=ss.Precision("float64"))
 
 
 CASES: dict[str, Callable[[], ss.Compiled]] = {
     "recomputed": lambda: compiled("hybrid", pp=4, keep=ss.Keep.SEGMENT_INPUTS),
     "rerun": lambda: compiled("hybrid", pp=2, tp=2, keep=ss.Keep.BLOCK_INPUTS),
-    "grid": lambda: compiled("hybrid", pp=2, tp=2, sequence=True, zero1=True),
+    "grid": lambda: compiled("hybrid", pp=2, tp=2, sequence=True, zero=1),
     "zero3": lambda: compiled("zero3"),
     "swap": lambda: compiled("swap"),
 }

@@ -38,7 +38,7 @@ def compiled(graph: ss.Graph, plan_name: str, num_devices: int, **how: Any) -> s
         for op in graph.ops:
             plan.op_assign(op, 0)
     else:
-        plans.PLANS[plan_name](plan, **options)
+        plans.fill(plan, plans.PLANS[plan_name], options)
     return ss.compile(plan, **how)
 
 

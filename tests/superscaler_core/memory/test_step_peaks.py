@@ -25,7 +25,7 @@ def graph_of(layers: int, **sizes: Any) -> ss.Graph:
 
 def compiled(layers: int, name: str, options: dict[str, Any], **sizes: Any) -> ss.Compiled:
     plan = ss.Plan(graph_of(layers, **sizes), range(2))
-    plans.PLANS[name](plan, **options)
+    plans.fill(plan, plans.PLANS[name], options)
     return ss.compile(plan)
 
 

@@ -103,7 +103,7 @@ def test_patch_merge_belongs_to_the_following_block() -> None:
 CASES = [
     Case("megatron", 4, model="swin", optimizer="adamw"),
     Case("zero3", 2, model="swin"),
-    Case("hybrid", 4, {"tp": 2, "pp": 2, "zero1": True, "keep": ss.Keep.SEGMENT_INPUTS,
+    Case("hybrid", 4, {"tp": 2, "pp": 2, "zero": 1, "keep": ss.Keep.SEGMENT_INPUTS,
          "microbatches": 2},
          model="swin", batch=1),
 ]  # fmt: skip

@@ -42,12 +42,14 @@ def on_threads(
     options: Mapping[str, Any] | None = None,
     batch: ss.Batch | None = None,
     results: tuple[str | int, ...] = (),
+    step_results: tuple[str | int, ...] = (),
     **how: Any,
 ) -> dict[int, T]:
     """Run ``work(parallelize(model, kwargs=example, ...))`` on every rank; results by rank."""
     programs = ProgramsOfThreads(
-        model, SProgram.of(plan, options), num_ranks, batch=batch, results=results
-    )
+        model, SProgram.of(plan, options), num_ranks, batch=batch, results=results,
+        step_results=step_results,
+    )  # fmt: skip
     call = programs.call((), example)
     ranks = range(num_ranks)
     return in_threads(lambda there: work(ss.Parallel(programs, call, there, **how)), ranks)

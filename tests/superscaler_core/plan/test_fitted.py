@@ -8,7 +8,7 @@ import superscaler_core as ss
 from superscaler_core.errors import PlanError
 from superscaler_core.models import build, example_inputs
 from superscaler_core.plan import Decisions, Plan
-from superscaler_core.plans import PLANS, parse_plan
+from superscaler_core.plans import PLANS, fill, parse_plan
 
 WORDS = [
     "data_parallel",
@@ -20,7 +20,7 @@ WORDS = [
     "recompute",
     "hybrid:tp=2,pp=1,microbatches=1",
     "hybrid:tp=2,pp=2,microbatches=4",
-    "hybrid:tp=1,pp=2,microbatches=4,zero1=true,keep=block_inputs",
+    "hybrid:tp=1,pp=2,microbatches=4,zero=1,keep=block_inputs",
     "coshard:parts=2",
 ]
 
@@ -32,7 +32,7 @@ def graph(samples: int) -> ss.Graph:
 def filled(words: str, samples: int) -> Plan:
     name, options = parse_plan(words)
     plan = Plan(graph(samples), range(4))
-    PLANS[name](plan, **options)
+    fill(plan, PLANS[name], options)
     return plan
 
 

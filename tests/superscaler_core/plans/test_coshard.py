@@ -30,7 +30,7 @@ CASES = [
     Case("coshard", 2, {"parts": 2, "tp": 2}, optimizer="adamw", sizes={"tied": True}),
     Case("coshard", 4, {"parts": 2, "tp": 2, "blocks": (0, 1)}, model="swin", batch=2),
     Case("coshard", 2, {"parts": 2, "blocks": (1,)}, model="mbart"),
-    Case("hybrid", 4, {"tp": 2, "coshard": 2, "zero1": True, "keep": ss.Keep.SEGMENT_INPUTS,
+    Case("hybrid", 4, {"tp": 2, "coshard": 2, "zero": 1, "keep": ss.Keep.SEGMENT_INPUTS,
          "microbatches": 1}),
     Case("hybrid", 4, {"pp": 2, "chunks": 2, "coshard": 2, "coshard_blocks": (0, 3),
                        "microbatches": 4}, sizes={"layers": 4}, batch=2),

@@ -20,7 +20,7 @@ CASES = [
     Case("one_f_one_b", 2, {"microbatches": 4}, rewrite="halves"),
     Case("one_f_one_b", 2, {"microbatches": 2}, optimizer="adamw", rewrite="apart"),
     Case("gpipe", 2, {"microbatches": 3}, rewrite="late"),
-    replace(Case("hybrid", 4, {**TP_PP, "zero1": True}, rewrite="mixed"), overlap=OVERLAP),
+    replace(Case("hybrid", 4, {**TP_PP, "zero": 1}, rewrite="mixed"), overlap=OVERLAP),
     Case("interleaved", 2, {"microbatches": 3}, sizes=DEEP, rewrite="halves-apart"),
     Case("interlaced", 4, {"microbatches": 3, "apart": True, "keep": Keep.BLOCK_INPUTS},
      model="mbart"),

@@ -173,7 +173,7 @@ def test_zero_stores_every_element_on_one_device(name: str) -> None:
 
 
 def test_zero1_in_stages_stores_shared_weights_in_pieces() -> None:
-    options = {"tp": 2, "pp": 2, "zero1": True}
+    options = {"tp": 2, "pp": 2, "zero": 1}
     made = Case("hybrid", 8, options, sizes={"layers": 2}).compiled()
     storage = made.materialized.weights.storage
     cut = storage[made.plan.graph.parameter("layers.1.mlp.up.weight")]
@@ -336,7 +336,7 @@ LIMIT = [
     Case("branch_parallel", NUM, model="evoformer", sizes=EVEN),
     Case("megatron", NUM, model="wide_resnet", sizes={"classes": 8}),
     Case("spatial", NUM, {"rows": 4}, model="wide_resnet", sizes={"classes": 8, "image": 32}),
-    Case("hybrid", 8, {"tp": 2, "pp": 2, "zero1": True, "sequence": True, "vocabulary": True}),
+    Case("hybrid", 8, {"tp": 2, "pp": 2, "zero": 1, "sequence": True, "vocabulary": True}),
 ]
 
 

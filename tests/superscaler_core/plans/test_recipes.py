@@ -14,7 +14,7 @@ import torch
 import superscaler_core as ss
 from superscaler_core.models import MODELS, build, config_of
 from superscaler_core.plan import Chosen
-from superscaler_core.plans import PLANS
+from superscaler_core.plans import PLANS, fill
 from tests.superscaler_core.plans.renamed import renamed
 
 TRANS, ASSIGN, ORDER = "op_trans", "op_assign", "op_order"
@@ -155,7 +155,7 @@ def test_decisions_do_not_depend_on_module_names(
     found = []
     for change in (lambda module: module, renamed):
         plan = ss.Plan(captured(model, change), range(4))
-        PLANS[name](plan, **options)
+        fill(plan, PLANS[name], options)
         found.append(by_number(plan))
     assert len(found[0][0]) > 10
     assert found[0] == found[1]

@@ -15,7 +15,7 @@ FEW = {
     "moves": Case("megatron", 2, overlap=ALL),
     "experts": Case("expert_parallel", 2, model="moe"),
     "stages": Case("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 3}),
-    "routes": Case("chimera", 4, {"pp": 2, "zero1": True}),
+    "routes": Case("chimera", 4, {"pp": 2, "zero": 1}),
     "split": Case("one_f_one_b", 2, {"microbatches": 3}, rewrite="late"),
     "spans": Case("coshard", 2, {"parts": 2}),
     "apart": Case("interlaced", 4, {"microbatches": 3}, model="mbart", rewrite="apart"),

@@ -33,7 +33,7 @@ CASES = [
     Case("zero3", 2),
     Case("hybrid", 4, {"pp": 2, "tp": 2, "microbatches": 3}),
     Case("data_parallel", 2, model="wide_resnet"),
-    Case("chimera", 4, {"pp": 2, "tp": 2, "zero1": True}),
+    Case("chimera", 4, {"pp": 2, "tp": 2, "zero": 1}),
     Case("nf1b", 2, {"microbatches": 2, "recycle": 1}, model="evoformer"),
     Case("hybrid", 4, {"pp": 2, "tp": 2, "microbatches": 2}, rewrite="halves-apart"),
 ]

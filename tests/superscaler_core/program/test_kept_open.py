@@ -24,7 +24,7 @@ class GatheringPipeline(Case):
 
 
 PIPELINE = GatheringPipeline(
-    "hybrid", 4, {"pp": 2, "zero1": True, "microbatches": 3}, sizes={"layers": 4}
+    "hybrid", 4, {"pp": 2, "zero": 1, "microbatches": 3}, sizes={"layers": 4}
 )
 EARLY = ss.Overlap(prefetch=1)
 

@@ -36,7 +36,7 @@ CASES = [
         for case in OTHER_CASES
         if case.plan.startswith(("zero1", "zero2", "zero3"))
     ),
-    replace(Case("hybrid", 4, {"tp": 1, "pp": 2, "microbatches": 2, "zero1": True}), overlap=DEEP),
+    replace(Case("hybrid", 4, {"tp": 1, "pp": 2, "microbatches": 2, "zero": 1}), overlap=DEEP),
 ]
 
 

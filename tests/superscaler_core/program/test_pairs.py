@@ -18,7 +18,7 @@ GPT = {"layers": 4}
 OVERLAPPED = [
     Case("dualpipe", 4, {"pp": 2, "tp": 2, "microbatches": 4}, sizes=GPT),
     Case("dualpipe_v", 4, {"pp": 2, "tp": 2, "microbatches": 5}, sizes=GPT, optimizer="adamw"),
-    Case("dualpipe_v", 4, {"pp": 2, "tp": 2, "zero1": True}, sizes={**GPT, "tied": True}),
+    Case("dualpipe_v", 4, {"pp": 2, "tp": 2, "zero": 1}, sizes={**GPT, "tied": True}),
 ]
 OVERLAPPED = [replace(case, overlap=PAIRS) for case in OVERLAPPED]
 LARGE = replace(OVERLAPPED[0], num_devices=8, options={"pp": 4, "tp": 2, "microbatches": 8})

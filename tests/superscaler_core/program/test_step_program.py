@@ -37,7 +37,7 @@ CASES = [
         for name in PLANS
     ),
     *OTHER_CASES[::7],
-    Case("chimera", 4, {"pp": 2, "tp": 2, "zero1": True}),
+    Case("chimera", 4, {"pp": 2, "tp": 2, "zero": 1}),
     Case("chimera", 4, {"microbatches": 8}, sizes={"layers": 4, "tied": True}),
     RoundRobin(options={"num_microbatches": 3}),
     RoundRobin(num_devices=4, replicas=(1, 2, 1), options={"num_microbatches": 4}, model="mlp"),
@@ -49,7 +49,7 @@ OVERLAPPING = [
     if any(name in case.plan for name in ("zero3", "zero_off", "megatron", "dap_", "swap", "mesh"))
 ]
 OVERLAPPING += [replace(Case("hybrid", 4, {"pp": 2, "microbatches": 2}), overlap=OVERLAP)]
-OVERLAPPING += [replace(Case("chimera", 4, {"pp": 2, "zero1": True}), overlap=OVERLAP)]
+OVERLAPPING += [replace(Case("chimera", 4, {"pp": 2, "zero": 1}), overlap=OVERLAP)]
 OVERLAPPING += [
     replace(case, overlap=replace(OVERLAP, duplex=True))
     for case in (Case("hybrid", 4, {"pp": 2, "microbatches": 2, "tp": 2}), Case("zero3", 2))

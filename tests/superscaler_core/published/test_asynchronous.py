@@ -51,7 +51,7 @@ STASHING = [
     Case("pipedream", 2, {"microbatches": 10, "vertical": True}, sizes=TIED),
     Case("pipedream", 3, {"microbatches": 12, "every": 3}, sizes={**TIED, "layers": 3}, batch=1),
     Case("pipedream", 4, {**GRID, "tp": 2}, sizes=TIED),
-    Case("pipedream", 4, {**GRID, "zero1": True}, sizes=TIED, optimizer="adamw"),
+    Case("pipedream", 4, {**GRID, "zero": 1}, sizes=TIED, optimizer="adamw"),
     Case("pipedream", 2, {"microbatches": 10}, sizes=TIED, rewrite="halves"),
     Case("pipedream_2bw", 3, {"microbatches": 30}, sizes={**TIED, "layers": 3}),
 ]
@@ -60,7 +60,7 @@ NEWEST = [
     Case("ampnet", 2, {"microbatches": 10}, **MLP, rewrite="halves"),
     Case("pipemare", 4, {"microbatches": 40, "every": 4}, **MLP),
     TiedMLP("ampnet", 4, {"microbatches": 10}, **WIDE),
-    TiedMLP("ampnet", 4, {**GRID, "zero1": True}, **WIDE, optimizer="adamw"),
+    TiedMLP("ampnet", 4, {**GRID, "zero": 1}, **WIDE, optimizer="adamw"),
     TiedMLP("pipemare", 4, {"microbatches": 20, "every": 2}, **WIDE),
 ]
 

@@ -32,7 +32,7 @@ def planned(
     name: str, plan_name: str, num_devices: int, layers: int = 2, **options: Any
 ) -> ss.Plan:
     plan = ss.Plan(graph_of(name, layers), range(num_devices))
-    plans.PLANS[plan_name](plan, **options)
+    plans.fill(plan, plans.PLANS[plan_name], options)
     return plan
 
 
@@ -45,7 +45,7 @@ CASES = [
     ("gpt", "zero2", 2, {}),
     ("gpt", "zero3", 2, {}),
     ("gpt", "hybrid", 4, {"pp": 2, "microbatches": 2}),
-    ("gpt", "chimera", 4, {"pp": 2, "zero1": True}),
+    ("gpt", "chimera", 4, {"pp": 2, "zero": 1}),
     ("moe", "expert_parallel", 2, {}),
 ]
 
@@ -88,7 +88,7 @@ def moved_bytes(
 def test_reported_bytes_equal_sent_bytes_with_a_window_in_two_stages(
     is_recompute: bool, tmp_path: Path
 ) -> None:
-    plan = planned("gpt", "hybrid", 4, pp=2, microbatches=2, zero1=True)
+    plan = planned("gpt", "hybrid", 4, pp=2, microbatches=2, zero=1)
     plan.unshard(plan.graph.ops_in("layers.*"))
     if is_recompute:
         plan.recompute_regions(*(stage.ops for stage in plan.stages))

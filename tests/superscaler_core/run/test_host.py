@@ -225,7 +225,7 @@ def test_shared_memory_is_swapped_once_for_all_its_views() -> None:
 # --- combinations -------------------------------------------------------------------------------
 
 
-HYBRID = {"tp": 2, "pp": 2, "microbatches": 3, "zero1": True, "sequence": True}
+HYBRID = {"tp": 2, "pp": 2, "microbatches": 3, "zero": 1, "sequence": True}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.plans import PLANS
+from superscaler_core.plans import PLANS, fill
 from superscaler_core.program import BETWEEN, OF_WEIGHTS, Verb
 from tests.superscaler_core.as_torch import compiled, on_ranks
 
@@ -65,7 +65,7 @@ def planned(case: str, *, grad: bool) -> ss.Plan:
     name, num_devices, options = CASES[case]
     graph = ss.capture(words(), batch(4), results=("logits", "best", "norm"))
     plan = ss.Plan(graph, range(num_devices))
-    PLANS[name](plan, **options)
+    fill(plan, PLANS[name], options)
     return plan if grad else plan.without_grad()
 
 

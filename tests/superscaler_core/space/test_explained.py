@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.plans import PLANS
+from superscaler_core.plans import PLANS, fill
 from superscaler_core.simulator import PROFILES
 from superscaler_core.space.explained import explain_op
 from tests.superscaler_core.cost.choices import TWO_HOSTS
@@ -18,7 +18,7 @@ UP = "layers.1.mlp.up:linear"
 
 def explained(name: str, op: str = UP, **options: Any) -> str:
     plan = ss.Plan(captured("gpt"), range(4))
-    PLANS[name](plan, **options)
+    fill(plan, PLANS[name], options)
     return explain_op(plan, op, ss.CostModel(plan.graph, PROFILES["a100"], TWO_HOSTS))
 
 

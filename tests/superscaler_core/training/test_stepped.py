@@ -101,6 +101,28 @@ def test_optimizer_is_allowed_where_parameters_are_whole(name: str, plan: str) -
     on_threads(net(), {"x": batch()}, 2, work, plan=plan)
 
 
+class Novel(torch.optim.Optimizer):
+    """Of a name that tells nothing."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        """It changes nothing."""
+
+
+def test_an_optimizer_that_is_not_known_warns_once_where_parameters_are_parts() -> None:
+    def work(parallel: ss.Parallel) -> None:
+        parallel.step(x=batch())
+        Novel(parallel.parameters()).step()
+
+    with pytest.warns(UserWarning, match="Novel steps parts of parameters") as found:
+        on_threads(net(), {"x": batch()}, 2, work, plan="zero3")
+    assert len(found) == 1
+    on_threads(net(), {"x": batch()}, 2, work, plan="zero3")
+    on_threads(net(), {"x": batch()}, 2, work)
+
+
 @pytest.mark.parametrize("plan", ["zero3", "one_f_one_b:microbatches=2"])
 @pytest.mark.parametrize("of_torch", ["clip_grad_norm_", "get_total_norm"])
 def test_norm_of_torch_over_boxes_is_refused(of_torch: str, plan: str) -> None:

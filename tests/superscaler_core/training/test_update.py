@@ -15,7 +15,7 @@ from tests.superscaler_core.cases import OPTIMIZERS, Case, Trained, train
 
 CASES = [
     Case("zero_offload", 2, optimizer="adamw"),
-    Case("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2, "zero1": True}, optimizer="adamw"),
+    Case("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2, "zero": 1}, optimizer="adamw"),
     Case("one_f_one_b", 2, {"microbatches": 2}, sizes={"tied": True, "layers": 2}),
     Case("interlaced", 4, model="mbart"),
 ]

@@ -1,0 +1,365 @@
+"""Whole: any optimizer over whole parameters, which are dealt out to ranks, under every plan."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rvdcomm.units import bytes_text
+from superscaler_core.errors import PlanError
+from superscaler_core.run.owners import Owned, dealt, gathered, owned_by, scattered
+from superscaler_core.training.needs import needs_of_class
+from superscaler_core.training.optimizer_state import Keeper
+from superscaler_core.training.trainer import Trainer
+
+_log = logging.getLogger("superscaler_core")
+
+_ABSENT, _HAS, _LACKS = 0, 1, 2
+"""What a rank says of a parameter: it does not store it, it has a gradient of it, it has none."""
+
+Parameters = Iterable[Any] | None
+
+
+def whole(
+    of: Callable[..., torch.optim.Optimizer],
+    model: Any,
+    params: Parameters = None,
+    *,
+    together: bool | None = None,
+    **options: Any,
+) -> Whole:
+    """An optimizer that needs whole matrices, or all parameters together, under every plan.
+
+    Its steps are those of ``of(model.parameters(), **options)`` on one device. Each matrix is dealt
+    to one of the ranks that store some of it: gradients move to it, it alone has the optimizer's
+    state and makes the step, and the new values move back. Where a plan stores matrices whole, each
+    on one rank (``zero=1,whole=true``), nothing of this moves. An optimizer that needs all
+    parameters together (SAM, LBFGS, Prodigy) has a whole copy of all of them on every rank.
+
+    Collective over the ranks of the model.
+
+    >>> # optimizer = ss.optim.whole(torch.optim.Muon, model, matrices, lr=0.02)
+
+    Args:
+        of: the class of the optimizer, torch's or a user's own, or a function that makes one of
+            parameters and options.
+        model: a ``Parallel`` or ``Trainer``.
+        params: what it steps, as torch's optimizers take it: parameters of ``model.parameters()``,
+            pairs of ``named_parameters``, names, or groups of these as dicts with options. A rank
+            need not list what it does not store. All parameters if None.
+        together: whether it needs all parameters together; if None, known by the name of its class.
+        options: those of the optimizer.
+
+    Raises:
+        PlanError: a parameter is none of the model's, ranks give other groups or options, or the
+            class cannot be made; on all ranks.
+    """
+    trainer = getattr(model, "trainer", model)
+    if not isinstance(trainer, Trainer):
+        raise PlanError(
+            f"whole takes what parallelize or load returned, not {type(model).__name__}: on one "
+            "device, make the optimizer itself."
+        )
+    return Whole(of, trainer, params, together, options)
+
+
+class Whole(torch.optim.Optimizer):
+    """An optimizer over whole parameters; ``whole`` makes it.
+
+    ``param_groups`` have this rank's boxes of parameters, so schedulers, gradient scalers and
+    ``zero_grad`` work as with any optimizer. The state is on the owners (``inner.state``).
+
+    Attributes:
+        inner: the optimizer of the whole parameters that this rank owns.
+        owned: these parameters, by name.
+        bytes_per_step: bytes that all ranks together receive in a step: gradients on their way to
+            the owners, and new values on their way back.
+    """
+
+    def __init__(
+        self,
+        of: Callable[..., torch.optim.Optimizer],
+        trainer: Trainer,
+        params: Parameters,
+        together: bool | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._trainer, self._kind = trainer, getattr(of, "__name__", type(of).__name__)
+        self._stored = dict(trainer.named_parameters())
+        known = isinstance(of, type) and needs_of_class(of)[1]
+        self._is_together = known if together is None else together
+        with trainer.calls.prepared(f"whole({self._kind})") as request:
+            request.equal["together"] = str(self._is_together)
+            mine = self._groups(params)
+        groups = self._united(mine)
+        with trainer.calls.prepared(f"whole({self._kind})") as request:
+            request.equal["its groups and options"] = repr([[g[0], _plain(g[1])] for g in groups])
+            request.equal["its options"] = repr(_plain(options))
+            self._dealt = self._deal([name for names, _ in groups for name in names])
+            rank = trainer.rank
+            self.owned = {
+                name: nn.Parameter(self._new(name))
+                for name, each in self._dealt.items()
+                if rank in each.owners
+            }
+            own = [
+                {"params": [self.owned[n] for n in names if n in self.owned], **more}
+                for names, more in groups
+            ]
+            self.inner = of(own, **options)
+            stored = [
+                {**group, "params": [self._stored[n] for n in names if n in self._stored]}
+                for group, (names, _) in zip(self.inner.param_groups, groups, strict=True)
+            ]
+            super().__init__(stored, dict(self.inner.defaults))
+        self._versions: dict[str, int] = {}
+        moved = sum(each.moved_bytes for each in self._dealt.values())
+        self.bytes_per_step = moved
+        if trainer.rank == min(trainer.calls.ranks):
+            _log.info("%s", self.report())
+
+    def report(self) -> str:
+        """One line: what is dealt out, and what moves in a step."""
+        count = f"{len(self._dealt)} parameters"
+        size = bytes_text(sum(map(_nbytes, self.owned.values())))
+        moved = bytes_text(self.bytes_per_step)
+        if self._is_together:
+            return f"{self._kind}: every rank has all {count} whole, {size}; a step moves {moved}"
+        return (
+            f"{self._kind}: {count} dealt out, {len(self.owned)} of them, {size}, to rank "
+            f"{self._trainer.rank}; a step moves {moved} between all ranks"
+        )
+
+    @property
+    def keeper(self) -> Keeper:
+        """What keeps the state, for checkpoints."""
+        self._take_options()
+        return Keeper(self.inner, self.owned, True, self._give_options)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the parameters that this rank owns; ``save`` of the model has all."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what ``state_dict`` gave on this rank."""
+        self.inner.load_state_dict(state_dict)
+        self._give_options()
+
+    # --- groups ---------------------------------------------------------------------------------
+
+    def _groups(self, params: Parameters) -> list[tuple[list[str], dict[str, Any]]]:
+        """The names and further options of every group that this rank was given."""
+        entries = self._trainer.entries
+        if params is None:
+            return [([*entries], {})]
+        given = [params] if isinstance(params, dict) else list(params)
+        dicts = given if any(isinstance(one, dict) for one in given) else [{"params": given}]
+        found = []
+        for group in dicts:
+            if not isinstance(group, dict):
+                raise PlanError(
+                    f"whole takes parameters or groups of them, not both: {group!r:.80}"
+                )
+            more = {key: value for key, value in group.items() if key != "params"}
+            listed = group["params"]
+            listed = [listed] if isinstance(listed, Tensor | str) else listed
+            found.append(([self._name(one) for one in listed], more))
+        return found
+
+    def _name(self, one: Any) -> str:
+        """The name of a parameter that was given by itself, by name, or as a pair."""
+        names = {id(parameter): name for name, parameter in self._stored.items()}
+        one = one[0] if isinstance(one, tuple) else one
+        name = one if isinstance(one, str) else names.get(id(one), "")
+        name = self._trainer.aliases.get(name, name)
+        if name not in self._trainer.entries:
+            raise PlanError(
+                f"whole steps {one if isinstance(one, str) else 'a tensor'!r:.80}, which is no "
+                "parameter of the model: give parameters() of what parallelize returned, or names."
+            )
+        return name
+
+    def _united(self, mine: list[tuple[list[str], dict[str, Any]]]) -> list[tuple[list[str], Any]]:
+        """The groups with the parameters of all ranks, in the order of the model; collective."""
+        calls, entries = self._trainer.calls, self._trainer.entries
+        texts = calls.texts(json.dumps([names for names, _ in mine])).values()
+        said = [json.loads(text) for text in texts]
+        with calls.prepared(f"whole({self._kind})") as request:
+            request.equal["the number of groups"] = str(len(mine))
+        united = [
+            {name for names in column for name in names} for column in zip(*said, strict=True)
+        ]
+        twice = [n for n in entries if sum(n in names for names in united) > 1]
+        with calls.prepared(f"whole({self._kind})"):
+            if twice:
+                raise PlanError(f"whole: {twice[0]!r} is in two groups of parameters.")
+        # A parameter without elements needs no step.
+        kept = [n for n, entry in entries.items() if prod(entry.shape) and entry.whole]
+        pairs = zip(united, mine, strict=True)
+        return [([n for n in kept if n in names], more) for names, (_, more) in pairs]
+
+    def _deal(self, names: list[str]) -> dict[str, Owned]:
+        entries = {name: self._trainer.entries[name] for name in names}
+        dtypes = {name: self._trainer.stored_dtype(name) for name in names}
+        ranks = self._trainer.calls.ranks
+        if self._is_together:
+            return {n: owned_by(ranks, entry, dtypes[n]) for n, entry in entries.items()}
+        return dealt(entries, dtypes)
+
+    def _new(self, name: str) -> Tensor:
+        """Memory for a whole parameter; that of the stored one where it is whole here alone."""
+        if self._is_shared(name):
+            return self._stored[name].data
+        entry, device = self._trainer.entries[name], self._trainer.device
+        return torch.empty(entry.model_shape, dtype=self._trainer.stored_dtype(name), device=device)
+
+    def _is_shared(self, name: str) -> bool:
+        each = self._dealt[name]
+        return not self._is_together and each.stays and name in self._stored
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make one step on all ranks; collective.
+
+        Args:
+            closure: computes the loss and its gradients again, such as by ``model.step``.
+
+        Returns:
+            The loss of the closure, if there is one.
+        """
+        loss = None
+        if closure is not None and not self._is_together:
+            with torch.enable_grad():
+                loss = closure()
+        self._take_options()
+        self._pull_values()
+        self._pull_grads()
+        if closure is None or not self._is_together:
+            self.inner.step()
+        else:
+            loss = self.inner.step(self._again(closure))
+        self._push()
+        if self._is_together and closure is not None:
+            self._push_grads()
+        for parameter in self.owned.values():
+            parameter.grad = None
+        self._give_options()
+        return loss
+
+    def _again(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure for an optimizer that changes all parameters between its calls of it."""
+
+        def again() -> Any:
+            with torch.no_grad():
+                self._push()
+                self._push_grads()
+            with torch.enable_grad():
+                loss = closure()
+            with torch.no_grad():
+                self._pull_grads()
+            return loss
+
+        return again
+
+    def _take_options(self) -> None:
+        """Give the inner groups the options of the outer ones, which schedulers change."""
+        for inner, outer in zip(self.inner.param_groups, self.param_groups, strict=True):
+            inner.update(
+                {key: value for key, value in outer.items() if key in inner and key not in _OWN}
+            )
+
+    def _give_options(self) -> None:
+        for inner, outer in zip(self.inner.param_groups, self.param_groups, strict=True):
+            outer.update({key: value for key, value in inner.items() if key not in _OWN})
+
+    def _pull_values(self) -> None:
+        """Bring values to the owners that were changed by others than this optimizer."""
+        for name, owned in self.owned.items():
+            if self._is_shared(name):
+                owned.data = self._stored[name].data
+        moving = {n: each for n, each in self._dealt.items() if self._is_together or not each.stays}
+        versions = {name: p._version for name, p in self._stored.items() if name in moving}
+        with self._trainer.calls.prepared(f"{self._kind}.step") as request:
+            request.asks = versions != self._versions or not self._versions
+        if request.asks and moving:
+            shards = {name: self._stored[name].detach() for name in versions}
+            for name, value in gathered(self._trainer.transport, moving, shards).items():
+                self.owned[name].data.copy_(value)
+            self._versions = versions
+
+    def _pull_grads(self) -> None:
+        """Bring gradients to the owners; collective."""
+        having = {name: self._dealt[name] for name in self._with_grads()}
+        shards = {n: _dense(self._stored[n]) for n in having if n in self._stored}
+        found = gathered(self._trainer.transport, having, shards)
+        for name, owned in self.owned.items():
+            grad = found.get(name)
+            owned.grad = None if grad is None else grad.to(owned.device).view(owned.shape)
+
+    def _with_grads(self) -> list[str]:
+        """The names of parameters that have a gradient on the ranks that store them; collective."""
+        votes = [self._vote(name) for name in self._dealt]
+        rows = self._trainer.calls.rows(torch.tensor(votes, dtype=torch.uint8)).T.tolist()
+        found = []
+        for name, column in zip(self._dealt, rows, strict=True):
+            if _HAS in column and _LACKS in column:
+                raise PlanError(
+                    f"{self._kind}.step: some of the ranks that store {name!r} have a gradient of "
+                    "it and some have none; set it to None on all of them, or on none."
+                )
+            if _HAS in column:
+                found.append(name)
+        return found
+
+    def _vote(self, name: str) -> int:
+        parameter = self._stored.get(name)
+        if parameter is None:
+            return _ABSENT
+        return _LACKS if parameter.grad is None else _HAS
+
+    def _push(self) -> None:
+        """Bring the owners' values to where they are stored; collective."""
+        moving = {n: each for n, each in self._dealt.items() if self._is_together or not each.stays}
+        wholes = {name: p.detach() for name, p in self.owned.items() if name in moving}
+        for name, value in scattered(self._trainer.transport, moving, wholes).items():
+            self._stored[name].copy_(value.view(self._stored[name].shape))
+        self._versions = {n: p._version for n, p in self._stored.items() if n in moving}
+
+    def _push_grads(self) -> None:
+        """Leave where parameters are stored what the inner optimizer left as gradients."""
+        for name, owned in self.owned.items():
+            if name in self._stored:
+                entry = self._trainer.entries[name]
+                grad = None if owned.grad is None else entry.taken(owned.grad)
+                self._stored[name].grad = grad
+
+
+_OWN = {"params", "param_names"}
+"""Entries of a group that are about its parameters."""
+
+
+def _dense(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None, "all ranks that store it have a gradient"
+    grad = parameter.grad
+    return grad.to_dense() if grad.is_sparse else grad
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _plain(options: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Options as texts that are equal on all ranks for equal values."""
+    is_plain = (bool, int, float, str, tuple, list, type(None))
+    return [
+        (key, repr(value) if isinstance(value, is_plain) else type(value).__name__)
+        for key, value in sorted(options.items())
+    ]

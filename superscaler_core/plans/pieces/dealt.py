@@ -1,0 +1,75 @@
+"""Dealt: what is given to devices as a whole, one to each, instead of being cut among them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import prod
+
+from superscaler_core.errors import PlanError
+from superscaler_core.graph.dims import DimClass
+from superscaler_core.graph.graph import Op
+from superscaler_core.plan import Device, OpSplit, Plan
+from superscaler_core.plans.pieces.storage import groups_of, holders_of
+
+
+def deal_storage(plan: Plan, shard: int = 0) -> None:
+    """Let every parameter be stored whole by one of the devices that read some of it.
+
+    For optimizers that need whole matrices. The largest parameters are dealt first, each to the
+    device that has the fewest elements yet.
+
+    Args:
+        plan: to change; call it when all ops that read parameters have devices, and the plan has
+            its schedule.
+        shard: as in ``shard_storage``; a device of each group stores the parameter.
+
+    Raises:
+        PlanError: ``shard`` does not divide the devices that read a parameter.
+    """
+    loads: Counter[Device] = Counter()
+    held = {name: {d: None for own in by.values() for d in own} for name, by in holders_of(plan)}
+    sizes = {name: prod(plan.graph.parameters[name].shape) for name in held}
+    for name in sorted(held, key=lambda name: -sizes[name]):
+        groups = groups_of(name, sorted(held[name]), shard)
+        owners = [min(group, key=lambda device: loads[device]) for group in groups]
+        loads.update(dict.fromkeys(owners, sizes[name]))
+        plan.split_as(plan.update(name), OpSplit.of(((), i, d) for i, d in enumerate(owners)))
+
+
+def deal_experts(plan: Plan) -> None:
+    """Deal experts out to the devices among which the batch of their ops is cut.
+
+    Args:
+        plan: to change; call it when the ops have devices.
+
+    Raises:
+        PlanError: the model has no experts, or fewer than there are such devices.
+    """
+    for op in plan.blocks.experts:
+        batch = _loop_of(plan, op, (plan.dims.batch,))
+        expert = _loop_of(plan, op, plan.blocks.expert_dims)
+        parts = plan.op_split(op).parts
+        cuts = [piece for part in parts for piece in part.pieces]
+        ranges = sorted({(lo, hi) for loop, lo, hi in cuts if loop == batch})
+        has_experts = any(loop == expert for loop, *_ in cuts)
+        if not expert or has_experts or len(ranges) < 2:
+            continue
+        num, size = len(ranges), op.sizes[expert]
+        if size < num:
+            raise PlanError(
+                f"experts=true: {size} experts of {op.name} cannot be dealt out to {num} replicas; "
+                "use fewer replicas, such as tp=2."
+            )
+        made = []
+        for part in parts:
+            pieces = {loop: (lo, hi) for loop, lo, hi in part.pieces}
+            place = ranges.index(pieces.pop(batch))
+            pieces[expert] = size * place // num, size * (place + 1) // num
+            found = tuple(sorted((loop, lo, hi) for loop, (lo, hi) in pieces.items()))
+            made.append((found, part.replica, part.device))
+        plan.split_as(op, OpSplit.of(made))
+
+
+def _loop_of(plan: Plan, op: Op, dims: tuple[DimClass, ...]) -> str:
+    """The first loop of an op that is of one of these classes; empty if there is none."""
+    return next((loop for dim in dims for loop in plan.dims.ids(op, dim)), "")

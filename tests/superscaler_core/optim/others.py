@@ -1,0 +1,125 @@
+"""Optimizers as users write them, which need whole matrices or all parameters together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Shampoo(torch.optim.Optimizer):
+    """Preconditions each dim by the inverse root of its second moments (Gupta et al., 2018)."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                grad = p.grad
+                for dim in range(grad.dim()):
+                    rows = grad.movedim(dim, 0).reshape(grad.shape[dim], -1)
+                    held = self.state[p].setdefault(
+                        f"second_{dim}", 0.1 * torch.eye(len(rows)).to(p)
+                    )
+                    held += rows @ rows.T
+                    values, vectors = torch.linalg.eigh(held)
+                    root = (vectors * values ** (-0.5 / grad.dim())) @ vectors.T
+                    shape = grad.movedim(dim, 0).shape
+                    grad = (root @ rows).reshape(shape).movedim(0, dim)
+                p -= group["lr"] * grad
+
+
+class LAMB(torch.optim.Optimizer):
+    """Adam whose update is as long as the parameter (You et al., 2019)."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "betas": (0.9, 0.99)})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                first = state.setdefault("first", torch.zeros_like(p))
+                second = state.setdefault("second", torch.zeros_like(p))
+                first.lerp_(p.grad, 1 - group["betas"][0])
+                second.lerp_(p.grad.square(), 1 - group["betas"][1])
+                update = first / (second.sqrt() + 1e-6)
+                ratio = p.norm() / update.norm() if p.norm() > 0 else 1.0
+                p -= group["lr"] * ratio * update
+
+
+class LARS(torch.optim.SGD):
+    """SGD whose steps are as long as the parameter (You et al., 2017)."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None and p.norm() > 0:
+                    p.grad.mul_(p.norm() / (p.grad.norm() + 1e-9))
+        super().step()
+
+
+class SAM(torch.optim.Optimizer):
+    """Steps by the gradient at the worst point nearby (Foret et al., 2020)."""
+
+    def __init__(self, params: Any, base: Any = torch.optim.SGD, rho: float = 0.05, **options: Any):
+        super().__init__(params, {"rho": rho, "adaptive": False, **options})
+        self.base = base(self.param_groups, **options)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Tensor:
+        held = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.stack([p.grad.norm() for p in held]).norm()
+        before = [p.clone() for p in held]
+        for p in held:
+            p += self.param_groups[0]["rho"] * p.grad / norm
+        for p in held:
+            p.grad = None
+        loss = torch.enable_grad()(closure)()
+        for p, value in zip(held, before, strict=True):
+            p.copy_(value)
+        self.base.step()
+        return loss
+
+
+class SOAP(torch.optim.Optimizer):
+    """Adam in the eigenbasis of Shampoo's preconditioner (Vyas et al., 2024), for matrices."""
+
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                grad, state = p.grad.reshape(p.shape[0], -1), self.state[p]
+                left = state.setdefault(
+                    "left", torch.diag(torch.arange(1.0, 1.0 + len(grad))).to(p)
+                )
+                second = state.setdefault("second", torch.zeros_like(grad))
+                left.lerp_(grad @ grad.T, 0.5)
+                _, basis = torch.linalg.eigh(left)
+                turned = basis.T @ grad
+                second.lerp_(turned.square(), 0.1)
+                p -= group["lr"] * (basis @ (turned / (second.sqrt() + 1e-4))).view_as(p)
+
+
+MATRICES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "Shampoo": Shampoo,
+    "LAMB": LAMB,
+    "LARS": lambda params: LARS(params, lr=0.1, momentum=0.9),
+    "SOAP": SOAP,
+}
