@@ -18,7 +18,15 @@ from bench.cluster.ranks import Launch, RankFailedError, run_ranks
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-ON_PROCESSES = ["dtensor.py", "redistribute_gloo.py", "sync_weights.py", "train_gpt.py"]
+ON_PROCESSES = {
+    "dtensor.py": 2,
+    "recipe.py": 2,
+    "redistribute_gloo.py": 3,
+    "sync_weights.py": 3,
+    "train_gpt.py": 2,
+}
+"""Examples that need processes, with their number."""
+
 KILLED = "finetune_llama.py"
 """The example that is killed and resumed."""
 TIMEOUT_SECS = 120.0
@@ -70,7 +78,7 @@ def launches(name: str, world_size: int, *args: str) -> list[Launch]:
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("name, world_size", [*zip(ON_PROCESSES, (2, 3, 3, 2), strict=True)])
+@pytest.mark.parametrize("name, world_size", ON_PROCESSES.items())
 def test_example_runs_on_processes(name: str, world_size: int) -> None:
     results = run_ranks(launches(name, world_size), timeout_secs=TIMEOUT_SECS, echo=False)
     assert all("all right" in result.stdout for result in results)

@@ -101,7 +101,9 @@ class Whole(torch.optim.Optimizer):
         with trainer.calls.prepared(f"whole({self._kind})") as request:
             request.equal["its groups and options"] = repr([[g[0], _plain(g[1])] for g in groups])
             request.equal["its options"] = repr(_plain(options))
-            self._dealt = self._deal([name for names, _ in groups for name in names])
+            every = [name for names, _ in groups for name in names]
+            self._frozen = {name for name in every if name not in trainer.trained.names}
+            self._dealt = self._deal([name for name in every if name not in self._frozen])
             rank = trainer.rank
             self.owned = {
                 name: nn.Parameter(self._new(name))
@@ -288,12 +290,21 @@ class Whole(torch.optim.Optimizer):
         moving = {n: each for n, each in self._dealt.items() if self._is_together or not each.stays}
         versions = {name: p._version for name, p in self._stored.items() if name in moving}
         with self._trainer.calls.prepared(f"{self._kind}.step") as request:
+            self._check_frozen()
             request.asks = versions != self._versions or not self._versions
         if request.asks and moving:
             shards = {name: self._stored[name].detach() for name in versions}
             for name, value in gathered(self._trainer.transport, moving, shards).items():
                 self.owned[name].data.copy_(value)
             self._versions = versions
+
+    def _check_frozen(self) -> None:
+        for name in self._frozen & self._stored.keys():
+            if self._stored[name].grad is not None:
+                raise PlanError(
+                    f"{self._kind}.step: {name!r} was frozen when the optimizer was made, so no "
+                    "rank owns it, and it has a gradient now: make the optimizer again."
+                )
 
     def _pull_grads(self) -> None:
         """Bring gradients to the owners; collective."""

@@ -109,9 +109,8 @@ class Trainer:
 
     @property
     def entries(self) -> Mapping[str, Stored]:
-        """How the ranks store every trained parameter, by name, in the order of the model."""
-        parameters = self._rank.tables.parameters.items()
-        return {name: entry for name, entry in parameters if name in self.trained.names}
+        """How the ranks store every parameter, by name, in the order of the model."""
+        return self._rank.tables.parameters
 
     @property
     def aliases(self) -> Mapping[str, str]:

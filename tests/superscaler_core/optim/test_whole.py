@@ -218,6 +218,23 @@ def test_a_frozen_parameter_and_one_without_a_gradient_stay() -> None:
     on_threads(net(), {"x": batch()}, 2, work, plan="zero3")
 
 
+def test_frozen_parameters_may_be_given_and_are_not_owned() -> None:
+    model = net()
+    model.layers[0].requires_grad_(False)
+
+    def work(parallel: ss.Parallel) -> None:
+        optimizer = ss.optim.whole(LAMB, parallel, parallel.parameters())
+        train(optimizer, lambda: parallel.step(x=batch()), 1)
+        assert not any(name.startswith("layers.0") for name in optimizer.owned)
+        for parameter in parallel.parameters():
+            parameter.requires_grad_(True)
+        parallel.step(x=batch())
+        with pytest.raises(ss.PlanError, match=r"layers\.0.* was frozen when the optimizer"):
+            optimizer.step()
+
+    on_threads(model, {"x": batch()}, 2, work, plan="zero3")
+
+
 def test_gradients_are_scaled_and_clipped_as_usual() -> None:
     def work(parallel: ss.Parallel) -> dict[str, Tensor]:
         optimizer, scaler = ss.optim.whole(LARS, parallel, lr=0.1), parallel.grad_scaler()
