@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from superscaler_core.compiled import Compiled
 from superscaler_core.evaluation.evaluate import compiled
 from superscaler_core.evaluation.lower_bound import LowerBound
 from superscaler_core.evaluation.picture import draw
-from superscaler_core.evaluation.request import Candidate, Request, Trial
+from superscaler_core.evaluation.request import KINDS, Candidate, Request, Trial
 from superscaler_core.plan import Decisions, Plan
 from superscaler_core.space.explained import explain_op
 
@@ -135,26 +135,60 @@ class Found:
                 f"{bytes_text(self.request.memory_bytes)} on the fullest device",
                 f"search   {self.search_secs:.1f} s: {num} tried, {self.num_skipped} skipped by "
                 f"their lower bound{left}",
+                *self._unsettled(),
             ]
         )
+
+    def _unsettled(self) -> list[str]:
+        """A line about estimates below the chosen step for which the budget was too small."""
+        rows = (t for t in _last(self.tried) if t.is_estimate and t.fits and t.secs < self.secs)
+        secs = [trial.secs for trial in rows]
+        if not secs:
+            return []
+        least = secs_text(min(secs))
+        count = "1 estimate is" if len(secs) == 1 else f"{len(secs)} estimates are"
+        return [f"perhaps  {count} faster, down to {least}; a larger budget simulates more in full"]
 
     def table(self, num: int = 10) -> str:
         """The ``num`` best candidates, and why the others lost."""
         fits = sorted(_last(self.tried), key=lambda trial: trial.secs)
         lines = [f"{'step':>10} {'memory':>10}  {'':>7}  plan"]
-        for trial in fits[:num]:
-            if trial.fits:
-                slower = f"{trial.secs / self.secs:.3f} x" if trial is not self.best else "chosen"
-                size, secs = bytes_text(trial.peak_bytes), secs_text(trial.secs)
-                mark = "~" if trial.is_estimate else " "
-                name = _cut(trial.candidate.name, WIDTH - 33)
-                lines.append(f"{mark}{secs:>9} {size:>10}  {slower:>7}  {name}")
+        shown = [trial for trial in fits[:num] if trial.fits]
+        lines += [self._line(trial) for trial in shown]
+        lines += self._of_kinds(shown)
         lines += [f"{count:>10} x {_cut(why, WIDTH - 13)}" for why, count in self._losses(num)]
         if any(trial.is_estimate for trial in fits[:num] if trial.fits):
             lines.append(
                 "~ few microbatches or blocks were simulated, and the rest added at their pace"
             )
         return "\n".join(lines)
+
+    def _line(self, trial: Trial) -> str:
+        slower = f"{trial.secs / self.secs:.3f} x" if trial is not self.best else "chosen"
+        size, secs = bytes_text(trial.peak_bytes), secs_text(trial.secs)
+        mark, name = "~" if trial.is_estimate else " ", _cut(trial.candidate.name, WIDTH - 33)
+        return f"{mark}{secs:>9} {size:>10}  {slower:>7}  {name}"
+
+    def _of_kinds(self, shown: Sequence[Trial]) -> Iterator[str]:
+        """For each kind of plans that is not shown, its fastest plan, or why there is none."""
+        seen = {kind for trial in shown for kind in trial.candidate.kinds}
+        rows = _last(self.tried)
+        for kind in KINDS if any(trial.candidate.kinds for trial in rows) else ():
+            mine = [trial for trial in rows if kind in trial.candidate.kinds]
+            fits = [trial for trial in mine if trial.fits]
+            if kind in seen:
+                continue
+            if fits:
+                best = min(fits, key=lambda trial: trial.secs)
+                seen |= best.candidate.kinds
+                yield self._line(best)
+                continue
+            least = min((trial.peak_bytes for trial in mine if trial.lacks_memory), default=0)
+            text = f"{kind}: none was evaluated"
+            if mine:
+                why = f"the smallest needs {bytes_text(least)}" if least else mine[0].problem
+                text = f"{kind}: none of {len(mine)} fits; {why}"
+            yield f"{'-':>10} {'-':>10}  {'':>7}  {_cut(text, WIDTH - 33)}"
 
     def _losses(self, num: int) -> list[tuple[str, int]]:
         """Why the candidates that the table does not show lost, with the count of each reason."""

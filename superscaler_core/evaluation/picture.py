@@ -14,6 +14,16 @@ TOO_LARGE = 2
 """Candidates that need more than this many times the memory limit are not shown."""
 
 
+def _ticks(least: float, most: float, num: int = 6) -> list[float]:
+    """Sizes to name on a logarithmic axis: at least ``num``, of equal ratios, round to 2 digits."""
+    if most <= least:
+        return [least]
+    step = (most / least) ** (1 / (num - 1))
+    sizes = [least * step**i for i in range(num)]
+    units = [1 << (10 * ((int(size).bit_length() - 1) // 10)) for size in sizes]
+    return [float(f"{size / unit:.2g}") * unit for size, unit in zip(sizes, units, strict=True)]
+
+
 def draw(request: Request, tried: Sequence[Trial], best: Trial, path: str | Path) -> None:
     """Draw the trials of a search; the file's suffix selects the format.
 
@@ -35,8 +45,12 @@ def draw(request: Request, tried: Sequence[Trial], best: Trial, path: str | Path
     shown = [t.peak_bytes for t in lacking if t.peak_bytes <= TOO_LARGE * limit]
     axes.plot(shown, [0.985] * len(shown), "|", color=COLOURS["weights"], markersize=9,
               transform=axes.get_xaxis_transform(), label="needs more memory")  # fmt: skip
-    axes.axvline(limit, color="0.4", linestyle="--", linewidth=1, label="memory of a device")
+    label = f"memory of a device, {bytes_text(limit)}"
+    axes.axvline(limit, color="0.4", linestyle="--", linewidth=1, label=label)
     axes.set_xscale("log", base=2)
+    sizes = [trial.peak_bytes for trial in (*fits, best)] + [*shown, limit]
+    axes.set_xticks(_ticks(min(sizes), max(sizes)))
+    axes.xaxis.set_minor_formatter(lambda size, _: "")
     axes.xaxis.set_major_formatter(lambda size, _: bytes_text(size))
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda secs, _: secs_text(secs))

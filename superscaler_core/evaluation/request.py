@@ -137,6 +137,10 @@ FULL, EXACT = Scope(), Scope(is_exact=True)
 """Scopes of all microbatches and all blocks; ``EXACT`` uses the captured graph."""
 
 
+KINDS = ("ZeRO 1", "ZeRO 3", "tensor parallel", "pipeline")
+"""Kinds of plans of which people ask why one was not chosen."""
+
+
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """A plan that a planner proposes; the plan is filled only when it is evaluated.
@@ -154,6 +158,7 @@ class Candidate:
         quick: the scope of the evaluation with which the search begins; ``FULL`` if there is none.
         follow: from a trial of the candidate to the candidates to evaluate next; called after the
             quick evaluation and after the full one.
+        kinds: the kinds of plans that it is an example of, among ``KINDS``.
     """
 
     name: str
@@ -164,6 +169,7 @@ class Candidate:
     least_bytes: float = 0.0
     quick: Scope = FULL
     follow: Callable[[Trial], Iterable[Candidate]] = nothing_more
+    kinds: frozenset[str] = frozenset()
 
     def plan(
         self,

@@ -121,10 +121,12 @@ EARLY_SHARE = 0.05
 MUCH_FASTER = 0.97
 """An estimate below this share of the best step is evaluated in full at once, if that is cheap.
 
-Planners learn from full evaluations how wrong estimates are, mainly those of memory. The search
-does not end with such an estimate: a user would rather wait for a full evaluation than train at the
-slower step.
+Planners learn from full evaluations how wrong estimates are, mainly those of memory. For such an
+estimate the search goes on beyond its budget, for ``GRACE`` of it.
 """
+
+GRACE = 0.1
+"""Share of the budget by which a search may exceed it, once a plan fits."""
 
 TIMES_LONGER = 1.5
 """Assumed time of a full evaluation over that of a reduced one, until a pair of both was seen."""
@@ -152,6 +154,7 @@ class _Evaluating:
     ) -> None:
         self._request, self._workers = request, workers
         self._end, self._last_secs = start + budget_secs, LAST_SHARE * budget_secs
+        self._grace_secs = GRACE * budget_secs
         self._progress = progress
         self._times_longer, self._is_stopped = TIMES_LONGER, False
         self._waiting: list[tuple[float, int, Candidate]] = []
@@ -337,7 +340,7 @@ class _Evaluating:
         """Look at estimates in full, best first, until time is up and none is much faster.
 
         In another process an evaluation may begin that is perhaps too long: nothing else is left to
-        do, and when time is up, it is not waited for, unless its estimate is much faster.
+        do, and when time is up, it is not waited for; ``GRACE`` longer if it is much faster.
         """
         while self._rest_secs > 0 or self._is_any_owed:
             is_in_time = self._left_secs > 0 or (self._rest_secs > 0 and self._workers.are_apart)
@@ -348,7 +351,7 @@ class _Evaluating:
                 self._begin_in_full()
             elif self.best is not None and not (may_begin or self._in_full):
                 return
-            ended = self._workers.wait(None if self._is_any_owed else self._rest_secs)
+            ended = self._workers.wait(None if self.best is None else self._patience_secs)
             if ended is not None:
                 self._take(ended)
             elif not (self._promising and self.best is None):
@@ -362,7 +365,15 @@ class _Evaluating:
 
     def _is_owed(self, secs: float) -> bool:
         """Whether an estimate of ``secs`` seconds is worth a full evaluation beyond the budget."""
-        return self.best is None or (not self._is_stopped and self._is_faster(secs, MUCH_FASTER))
+        if self.best is None:
+            return True
+        is_late = self._rest_secs + self._grace_secs <= 0
+        return not (is_late or self._is_stopped) and self._is_faster(secs, MUCH_FASTER)
+
+    @property
+    def _patience_secs(self) -> float:
+        """Seconds for which an evaluation that is under way is waited for, once a plan fits."""
+        return self._rest_secs + (self._grace_secs if self._is_any_owed else 0.0)
 
     def settle(self) -> None:
         """Check the best plan on the captured graph, if its own graph was made by resizing.

@@ -136,6 +136,7 @@ class Proposals:
             least_bytes=self._bounds.least_bytes(setting),
             quick=Scope(period, rounds_of(setting), filling.sizes),
             follow=follow,
+            kinds=setting.kinds,
         )
 
     # --- other planners -------------------------------------------------------------------------

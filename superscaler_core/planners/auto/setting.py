@@ -67,6 +67,15 @@ class Setting:
         """Samples of a microbatch over all replicas."""
         return self.samples * self.dp
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of plans that it is an example of, among ``evaluation.KINDS``."""
+        has = {
+            "ZeRO 1": self.zero == 1, "ZeRO 3": self.zero == 3,
+            "tensor parallel": self.tp > 1, "pipeline": self.pp > 1,
+        }  # fmt: skip
+        return frozenset(kind for kind, is_one in has.items() if is_one)
+
     def __str__(self) -> str:
         default = Setting()
         words = [self.family, f"dp={self.dp} tp={self.tp} pp={self.pp} samples={self.samples}"]

@@ -475,18 +475,21 @@ def test_time_budget_includes_captures_and_the_final_full_simulation(
 
 
 def search_with_late_estimate(
-    monkeypatch: pytest.MonkeyPatch, estimate: str, progress: Progress | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    estimate: str,
+    progress: Progress | None = None,
+    full_secs: float = 36.0,
 ) -> ss.Found:
     """A search of 35 s: a plan of 582 s is evaluated in full, then there is an estimate.
 
-    A full evaluation at the plan of the estimate would take 60 s.
+    A full evaluation at the plan of the estimate takes ``full_secs``.
     """
     now = 0.0
 
     def seen(asked: Request, candidate: Candidate, how: Scope = FULL) -> Trial:
         nonlocal now
         is_full = how is FULL
-        took = 1.0 if candidate.name == "582" else 60.0 if is_full else 2.0
+        took = 1.0 if candidate.name == "582" else full_secs if is_full else 2.0
         now += took
         return Trial(
             candidate, float(candidate.name), 1, is_estimate=not is_full, evaluation_secs=took
@@ -510,6 +513,28 @@ def test_search_exceeds_its_budget_only_for_an_estimate_that_is_much_faster(
     found = search_with_late_estimate(monkeypatch, estimate)
     assert found.secs == expected
     assert (found.search_secs > 35) == (expected == 366)
+
+
+def test_search_waits_for_an_estimate_no_longer_than_a_tenth_of_its_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of evaluations in another process, which can be abandoned; here none ends in time."""
+    waits: list[float | None] = []
+
+    def wait(self: Workers, timeout_secs: float | None = None) -> Trial | None:
+        trial = (
+            None if any(how is FULL for _, how in self._here) and waits else own(self, timeout_secs)
+        )
+        waits.append(timeout_secs)
+        return trial
+
+    own = Workers.wait
+    monkeypatch.setattr(Workers, "wait", wait)
+    monkeypatch.setattr(Workers, "are_apart", True)
+    found = search_with_late_estimate(monkeypatch, "366")
+    assert found.secs == 582
+    assert "perhaps  1 estimate is faster, down to 366 s" in found.summary()
+    assert waits[-1] == pytest.approx(35 - 3 + 3.5)
 
 
 def test_interrupted_search_does_not_go_on_for_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
