@@ -66,6 +66,11 @@ def whole(
             f"whole takes what parallelize or load returned, not {type(model).__name__}: on one "
             "device, make the optimizer itself."
         )
+    if trainer.is_asynchronous:
+        raise PlanError(
+            "whole: steps of this program update weights themselves (update_with), each stage at a "
+            "time of its own; use an optimizer that works element by element."
+        )
     return Whole(of, trainer, params, together, options)
 
 

@@ -97,8 +97,8 @@ class Rank(RankCalls):
         """
         self._batch = batch
         self._loss = None
-        scale = 1.0 if self.grad_scale is None else self.grad_scale()
-        self.loss_grad = self._grad_share * scale * self.loss_scale
+        scale = self.loss_scale * (1.0 if self.grad_scale is None else self.grad_scale())
+        self.loss_grad = self._grad_share if scale == 1.0 else self._grad_share * scale
         self._num_steps += 1
         if self.corrected is not None:
             self.corrected.restart()

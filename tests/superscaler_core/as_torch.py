@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.plans import PLANS
+from superscaler_core.plans import PLANS, fill
 
 T = TypeVar("T")
 Trained = tuple[list[float], dict[str, Tensor]]
@@ -40,7 +40,7 @@ HOW: dict[str, Callable[[ss.Plan], None]] = {
 def compiled(graph: ss.Graph, how: str, num_devices: int = 2, **options: Any) -> ss.Compiled:
     """A graph under a plan of ``HOW`` or of ``PLANS``."""
     plan = ss.Plan(graph, devices=range(num_devices))
-    (HOW.get(how) or PLANS[how])(plan, **options)
+    fill(plan, HOW.get(how) or PLANS[how], options)
     return ss.compile(plan)
 
 

@@ -55,18 +55,18 @@ def test_a_microbatch_runs_on_the_workers_of_its_schedule(case: Case) -> None:
         assert made.stage_devices[event.stage] == expected
 
 
-@pytest.mark.parametrize("zero1", [False, True])
-def test_devices_hold_the_weights_of_two_stages(zero1: bool) -> None:
+@pytest.mark.parametrize("zero", [0, 1])
+def test_devices_hold_the_weights_of_two_stages(zero: int) -> None:
     """Twice those of 1F1B. With ZeRO 1 the optimizer has as much as in 1F1B."""
     options = {"microbatches": 4}
     straight = Case("one_f_one_b", 4, options, sizes=DEEP).compiled()
-    both = Case("chimera", 4, {**options, "zero1": zero1}, sizes=DEEP).compiled()
+    both = Case("chimera", 4, {**options, "zero": zero}, sizes=DEEP).compiled()
     once, twice = (
         [StoredMemory(one.materialized).trained_bytes(d) for d in range(4)]
         for one in (straight, both)
     )
-    assert sum(twice) == sum(once) * (1 if zero1 else 2)
-    assert twice == ([a + b for a, b in zip(once, once[::-1], strict=True)] if not zero1 else twice)
+    assert sum(twice) == sum(once) * (1 if zero else 2)
+    assert twice == ([a + b for a, b in zip(once, once[::-1], strict=True)] if not zero else twice)
     reading = [sum(use.sharding.num_elements.get(d, 0) for use in both.materialized.weights.uses)
                for d in range(4)]  # fmt: skip
     assert [8 * n for n in reading] == [a + b for a, b in zip(once, once[::-1], strict=True)]

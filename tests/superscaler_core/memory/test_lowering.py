@@ -118,7 +118,7 @@ def test_equal_outlines_have_equal_effects() -> None:
     variants = [
         *(make() for make in CASES.values()),
         *(compiled("hybrid", pp=2, keep=keep) for keep in ss.Keep),
-        *(compiled("hybrid", pp=2, tp=2, zero1=zero1) for zero1 in (False, True)),
+        *(compiled("hybrid", pp=2, tp=2, zero=zero) for zero in (0, 1)),
         *(compiled(name) for name in ("zero1", "zero3_offload")),
         *(Case("zero3", 4, overlap=ss.Overlap(prefetch=n)).compiled() for n in (0, 1)),
         *(Case("megatron", 4, overlap=ss.Overlap(moves=on)).compiled() for on in (False, True)),

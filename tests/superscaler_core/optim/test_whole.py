@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor
 
 import superscaler_core as ss
 from tests.superscaler_core.optim.others import LAMB, LARS, SAM, SOAP, Shampoo
+from tests.superscaler_core.packed import inputs, models
 from tests.superscaler_core.parallel.small_nets import batch, net
 from tests.superscaler_core.parallel.threads import on_threads
 
@@ -289,3 +292,24 @@ def test_ranks_that_give_other_options_are_told_so() -> None:
 def test_a_model_of_one_device_is_refused() -> None:
     with pytest.raises(ss.PlanError, match="not Net: on one device, make the optimizer itself"):
         ss.optim.whole(LAMB, net())
+
+
+@pytest.mark.parametrize("plan", ["megatron", "zero3_offload"])
+def test_weights_of_several_pieces_and_on_the_host_are_owned_in_the_dims_of_the_model(
+    plan: str,
+) -> None:
+    """Queries, keys and values in one weight, which tensor parallelism cuts piece by piece."""
+    torch.manual_seed(4)
+    model, given = models()["split Conv1D"]().double(), inputs()
+    alone = deepcopy(model)
+    optimizer = LAMB(alone.parameters())
+    train(optimizer, lambda: alone(*given).backward(), 2)
+
+    def work(parallel: ss.Parallel) -> dict[str, Tensor]:
+        train(ss.optim.whole(LAMB, parallel), lambda: parallel.step(*given), 2)
+        return parallel.state_dict()
+
+    names = [*signature(model.forward).parameters]
+    example = dict(zip(names, given, strict=False))
+    found = on_threads(model, example, 2, work, plan=plan)
+    check(found, dict(alone.state_dict()), 1e-10)

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import superscaler_core as ss
 from superscaler_core.parallel.automatic import pasted
 from superscaler_core.plan import Keep
+from superscaler_core.training import StorageMeter
 from tests.superscaler_core.parallel.small_nets import batch, net
 from tests.superscaler_core.parallel.threads import on_threads
 
@@ -23,16 +24,17 @@ def grads_of(model: Any) -> dict[str, Tensor]:
 @pytest.mark.parametrize("plan", ["zero1", "one_f_one_b:microbatches=2"])
 def test_scaled_steps_add_up_to_the_mean_of_their_losses(plan: str) -> None:
     parts = [batch(8)[:4], batch(8)[4:]]
-    alone = net()
+    alone, losses = net(), []
     for part in parts:
+        losses.append(alone(x=part).detach())
         (alone(x=part) / 2).backward()
     torch.optim.SGD(alone.parameters(), lr=0.1).step()
 
     def work(parallel: ss.Parallel) -> dict[str, Tensor]:
-        for part in parts:
+        for part, want in zip(parts, losses, strict=True):
             with parallel.scaled(1 / 2):
                 loss = parallel.step(x=part)
-            torch.testing.assert_close(loss, net()(x=part).detach(), rtol=1e-12, atol=0)
+            torch.testing.assert_close(loss, want, rtol=1e-12, atol=0)
         torch.optim.SGD(parallel.parameters(), lr=0.1).step()
         with (
             parallel.scaled(1.0 + parallel.trainer.rank),
@@ -112,11 +114,13 @@ def test_compiled_modules_have_their_plain_names(how: str) -> None:
     else:
         model.layers[1] = torch.compile(model.layers[1])
 
+    # Ranks are threads here, which share the generator that makes values.
+    want, other = net()(x=batch()).detach(), net(seed=4).state_dict()
+
     def work(parallel: ss.Parallel) -> None:
-        loss = parallel.step(x=batch())
-        torch.testing.assert_close(loss, net()(x=batch()).detach(), rtol=1e-12, atol=0)
-        assert {*parallel.state_dict()} == {*net().state_dict()}
-        parallel.load_state_dict(net(seed=4).state_dict())
+        torch.testing.assert_close(parallel.step(x=batch()), want, rtol=1e-12, atol=0)
+        assert {*parallel.state_dict()} == {*other}
+        parallel.load_state_dict(other)
 
     on_threads(model, {"x": batch()}, 2, work, plan="zero3")
 
@@ -185,8 +189,6 @@ def test_memory_of_checkpointed_layers_is_that_of_torch() -> None:
 
 
 def peak_of_torch(model: nn.Module, x: Tensor) -> int:
-    from superscaler_core.training.live_bytes import StorageMeter
-
     class Peak(StorageMeter):
         peak = 0
 
