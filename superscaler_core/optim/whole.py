@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from math import prod
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 
 from rvdcomm.units import bytes_text
 from superscaler_core.errors import PlanError
+from superscaler_core.optim.param_groups import Parameters, named_groups, united
 from superscaler_core.run.owners import Owned, dealt, gathered, owned_by, scattered
 from superscaler_core.training.needs import needs_of_class
 from superscaler_core.training.optimizer_state import Keeper
@@ -22,8 +21,6 @@ _log = logging.getLogger("superscaler_core")
 
 _ABSENT, _HAS, _LACKS = 0, 1, 2
 """What a rank says of a parameter: it does not store it, it has a gradient of it, it has none."""
-
-Parameters = Iterable[Any] | None
 
 
 def whole(
@@ -101,10 +98,10 @@ class Whole(torch.optim.Optimizer):
         self._is_together = known if together is None else together
         with trainer.calls.prepared(f"whole({self._kind})") as request:
             request.equal["together"] = str(self._is_together)
-            mine = self._groups(params)
-        groups = self._united(mine)
+            mine = named_groups(params, trainer)
+        groups = united(mine, trainer, f"whole({self._kind})")
         with trainer.calls.prepared(f"whole({self._kind})") as request:
-            request.equal["its groups and options"] = repr([[g[0], _plain(g[1])] for g in groups])
+            request.equal["its groups"] = repr([[names, _plain(more)] for names, more in groups])
             request.equal["its options"] = repr(_plain(options))
             every = [name for names, _ in groups for name in names]
             self._frozen = {name for name in every if name not in trainer.trained.names}
@@ -158,58 +155,17 @@ class Whole(torch.optim.Optimizer):
         self.inner.load_state_dict(state_dict)
         self._give_options()
 
-    # --- groups ---------------------------------------------------------------------------------
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only torch's own constructor adds groups.
 
-    def _groups(self, params: Parameters) -> list[tuple[list[str], dict[str, Any]]]:
-        """The names and further options of every group that this rank was given."""
-        entries = self._trainer.entries
-        if params is None:
-            return [([*entries], {})]
-        given = [params] if isinstance(params, dict) else list(params)
-        dicts = given if any(isinstance(one, dict) for one in given) else [{"params": given}]
-        found = []
-        for group in dicts:
-            if not isinstance(group, dict):
-                raise PlanError(
-                    f"whole takes parameters or groups of them, not both: {group!r:.80}"
-                )
-            more = {key: value for key, value in group.items() if key != "params"}
-            listed = group["params"]
-            listed = [listed] if isinstance(listed, Tensor | str) else listed
-            found.append(([self._name(one) for one in listed], more))
-        return found
+        Raises:
+            PlanError: the optimizer is made, and its parameters are dealt out.
+        """
+        if hasattr(self, "inner") and len(self.param_groups) == len(self.inner.param_groups):
+            raise PlanError(f"whole({self._kind}): give all groups when it is made.")
+        super().add_param_group(param_group)
 
-    def _name(self, one: Any) -> str:
-        """The name of a parameter that was given by itself, by name, or as a pair."""
-        names = {id(parameter): name for name, parameter in self._stored.items()}
-        one = one[0] if isinstance(one, tuple) else one
-        name = one if isinstance(one, str) else names.get(id(one), "")
-        name = self._trainer.aliases.get(name, name)
-        if name not in self._trainer.entries:
-            raise PlanError(
-                f"whole steps {one if isinstance(one, str) else 'a tensor'!r:.80}, which is no "
-                "parameter of the model: give parameters() of what parallelize returned, or names."
-            )
-        return name
-
-    def _united(self, mine: list[tuple[list[str], dict[str, Any]]]) -> list[tuple[list[str], Any]]:
-        """The groups with the parameters of all ranks, in the order of the model; collective."""
-        calls, entries = self._trainer.calls, self._trainer.entries
-        texts = calls.texts(json.dumps([names for names, _ in mine])).values()
-        said = [json.loads(text) for text in texts]
-        with calls.prepared(f"whole({self._kind})") as request:
-            request.equal["the number of groups"] = str(len(mine))
-        united = [
-            {name for names in column for name in names} for column in zip(*said, strict=True)
-        ]
-        twice = [n for n in entries if sum(n in names for names in united) > 1]
-        with calls.prepared(f"whole({self._kind})"):
-            if twice:
-                raise PlanError(f"whole: {twice[0]!r} is in two groups of parameters.")
-        # A parameter without elements needs no step.
-        kept = [n for n, entry in entries.items() if prod(entry.shape) and entry.whole]
-        pairs = zip(united, mine, strict=True)
-        return [([n for n in kept if n in names], more) for names, (_, more) in pairs]
+    # --- parameters -----------------------------------------------------------------------------
 
     def _deal(self, names: list[str]) -> dict[str, Owned]:
         entries = {name: self._trainer.entries[name] for name in names}
