@@ -84,12 +84,16 @@ ALPA_MODELS: Mapping[str, SearchModel] = {
 
 
 def _hidup(model: str) -> SearchModel:
-    """A model of HiDup on its largest cluster, with the systems that it was compared with."""
+    """A model of HiDup on its largest cluster.
+
+    Baselines are the systems that it was compared with, and today's, which have stages and tensor
+    parallelism too.
+    """
     name = "8x8-10gbps"
     num = hidup_models.num_gpus(name)
-    systems = {each: hidup_models.tuned(how) for each, how in hidup_models.SYSTEMS.items()}
+    own = {each: hidup_models.tuned(how) for each, how in hidup_models.SYSTEMS.items()}
     cluster = hidup_models.cluster_of(name)
-    return SearchModel(hidup_models.workload(model, num), num, systems, cluster)
+    return SearchModel(hidup_models.workload(model, num), num, {**own, **TUNED_MOE}, cluster)
 
 
 SEARCH_MODELS = {**ALPA_MODELS, **{name: _hidup(name) for name in hidup_models.MODELS}}
