@@ -167,9 +167,16 @@ class Parallel:
         self.trainer.recover_from(self._last)
 
     def _chosen(
-        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        mode: frozenset[str] | None = None,
     ) -> tuple[Compiled, Rank, Batch]:
-        """The program for a call, this rank of it, ready for a step, and its inputs by name."""
+        """The program for a call, this rank of it, ready for a step, and its inputs by name.
+
+        A call that does not train is in ``mode``, as ``Programs.find`` takes it.
+        """
         calls, batches, trained = self.trainer.calls, self._batches, self.trainer.trained
         trains = name == "step"
         while True:
@@ -182,7 +189,7 @@ class Parallel:
                 request.asks = _COMPARES * batches.is_due(call)
                 request.asks |= _FREEZES * (trains and trained.is_changed)
                 request.form = batches.form(call)
-                found = None if batches.is_local else self._found(request, call, trains)
+                found = None if batches.is_local else self._found(request, call, trains, mode)
             if not request.asks & _FREEZES:
                 break
             trained.agree(calls)
@@ -193,8 +200,8 @@ class Parallel:
                 whole = batches.whole(call)
         if batches.is_local:
             with calls.prepared(name) as request:
-                found = self._found(request, whole, trains)
-        made, batch = found or self._made(name, whole, trains)
+                found = self._found(request, whole, trains, mode)
+        made, batch = found or self._made(name, whole, trains, mode)
         chosen = self._ranks[made.compiled]
         self._switch(made.compiled, chosen)
         for name in ("draws", "grad_scale", "loss_scale"):
@@ -202,10 +209,10 @@ class Parallel:
         return made.compiled, chosen, batch or batches.given(made.compiled, call)
 
     def _found(
-        self, request: CallRequest, whole: ModelCall, trains: bool
+        self, request: CallRequest, whole: ModelCall, trains: bool, mode: frozenset[str] | None
     ) -> tuple[MadeProgram, Batch] | None:
         """The program for a whole batch if there is one already, and its inputs if known."""
-        trained = self.trainer.trained.names if trains else None
+        trained = self.trainer.trained.names if trains else mode
         found = self._programs.find(whole, trained)
         if found is None:
             change = self._programs.change(whole, trained) or "its shape is new"
@@ -214,9 +221,11 @@ class Parallel:
         request.equal["the program"] = f"number {found.number}"
         return found, self._inputs(found.compiled, whole)
 
-    def _made(self, name: str, whole: ModelCall, trains: bool) -> tuple[MadeProgram, Batch]:
+    def _made(
+        self, name: str, whole: ModelCall, trains: bool, mode: frozenset[str] | None
+    ) -> tuple[MadeProgram, Batch]:
         """A new program, and its inputs if known; collective."""
-        trained = self.trainer.trained.names if trains else None
+        trained = self.trainer.trained.names if trains else mode
         # What is made here outlives this call, and a later one may compute without inference mode.
         with torch.inference_mode(False), self.trainer.calls.prepared(name) as request:
             made = self._programs.of(whole, trained)

@@ -54,6 +54,9 @@ class MadeProgram:
     number: int
 
 
+FORWARD: frozenset[str] = frozenset([""])
+"""In place of the names of trained parameters: the forward alone, in the model's present mode."""
+
 _CHECKPOINTS = (
     "backwards recompute what the model puts into torch.utils.checkpoint, as it asks; another "
     "keep=... among the plan's options, such as keep=everything, decides instead"
@@ -156,7 +159,8 @@ class Programs:
     def find(self, call: ModelCall, trained: frozenset[str] | None) -> MadeProgram | None:
         """The program for a call if there is one already, and the model is as it was captured.
 
-        ``trained`` are the names of parameters that a step trains; None to evaluate.
+        ``trained`` are the names of parameters that a step trains; None to evaluate, or
+        ``FORWARD``.
         """
         with self._lock:
             made = self._made.get((call.form, trained), ())
@@ -228,8 +232,8 @@ class Programs:
             raise PlanError(
                 f"the plan cuts a step into {num_microbatches} microbatches, and the loss of the "
                 f"whole batch is no sum over them: {flow.loss.why} (of "
-                f"{', '.join(sorted(flow.loss.given))}). Use a plan without microbatches; or, if "
-                "an input has its samples along another dim than 0, or belongs to all samples, "
+                f"{', '.join(sorted(flow.loss.given))}). Use a plan without microbatches; or let "
+                "the model return features, and give their loss as whole_loss=...; or, if an input has its samples along another dim than 0, or belongs to all samples, "
                 'say so, such as batch=ss.Batch(dims={"x": 1, "table": None}).'
             )
         for note in flow.notes:
@@ -263,11 +267,11 @@ class Programs:
             if self._first is not None:
                 # The capture of the example has warned of opaque ops already.
                 warnings.simplefilter("ignore", OpaqueWarning)
-            results = self._results if trained is None else self._step_results
+            results = self._step_results if _trains(trained) else self._results
             changing = self._changing
             with Reads(self.model) as reads:
                 graph = capture(self.model, *part.arguments, results=results, changing=changing)
-        if trained is not None:
+        if _trains(trained):
             check_loss(graph)
         changing = changing if self._first is not None else changing_in(graph)
         # Evaluation is in one mode, whatever that of the model is.
@@ -329,7 +333,7 @@ class Programs:
 
     def _compiled(self, call: ModelCall, trained: frozenset[str] | None) -> Compiled:
         """A program that stores parameters as the first one does."""
-        trains = trained is not None
+        trains = _trains(trained)
         start = time.perf_counter()
         fault: Exception | None = None
         for make in self._candidates(call, trained):
@@ -381,6 +385,11 @@ class Programs:
         made = Plan(plan.graph, first.devices)
         made.decide(replace(said, devices=first.devices, parts=parts, on_host=hosted))
         return made if trains else made.without_grad()
+
+
+def _trains(trained: frozenset[str] | None) -> bool:
+    """Whether a program runs a backward."""
+    return trained is not None and trained != FORWARD
 
 
 def changing_in(graph: Graph) -> frozenset[str]:

@@ -19,6 +19,8 @@ from superscaler_core.parallel.batch import Batch
 from superscaler_core.parallel.parallel import Parallel
 from superscaler_core.parallel.programs import Programs
 from superscaler_core.parallel.sprogram import SProgram
+from superscaler_core.parallel.two_passes import TwoPasses
+from superscaler_core.parallel.whole_loss import GRADS, WholeLoss, with_grads
 from superscaler_core.precision import Precision
 from superscaler_core.run.transport import DistTransport
 from superscaler_core.training.first_values import share_buffers
@@ -36,6 +38,7 @@ def parallelize(
     batch: Batch | None = None,
     results: Sequence[str | int] = (),
     step_results: Sequence[str | int] = (),
+    whole_loss: Callable[..., torch.Tensor] | None = None,
     group: Any = None,
     topology: rv.Topology | rv.Network | None = None,
     memory_limit: int | None = None,
@@ -70,6 +73,9 @@ def parallelize(
             every input has them, and every rank passes the whole batch.
         results: what ``evaluate`` returns beside the loss, as in ``capture``.
         step_results: what ``step`` leaves in ``results`` of what is returned here, likewise.
+        whole_loss: a loss of what the model returns for the whole batch, for a model that returns
+            features instead of a loss, such as one of a contrastive loss. A plan with microbatches
+            then computes the features of all of them first, one loss, and then their backwards.
         group: process group; if None the default group, which is created as torchrun asks if there
             is none. A process that torchrun did not start trains alone.
         topology: hosts and links that communication is planned for, or a network, whose levels
@@ -102,6 +108,18 @@ def parallelize(
             raise PlanError(f'batch takes an ss.Batch, such as Batch(kind="local"), not {batch!r}.')
         precision, levels = Precision(dtype), levels_of(topology)
         example = ModelCall.of(model, args, kwargs)
+        loss: WholeLoss | None = None
+        if whole_loss is not None:
+            if said.is_local or results or step_results:
+                raise PlanError(
+                    "whole_loss takes whole batches, and keeps no other results: leave "
+                    'Batch(kind="local"), results and step_results out.'
+                )
+            loss = WholeLoss.of(model, whole_loss, example.args, example.kwargs)
+            model, results = with_grads(model, loss), loss.names
+            named = {**(args if isinstance(args, Mapping) else {}), **(kwargs or {})}
+            placed = () if isinstance(args, Mapping) else args
+            example = ModelCall.of(model, placed, {**named, GRADS: loss.with_grad})
         chosen: AutoOptions | SProgram | None = None
         if isinstance(plan, str):
             chosen = pasted(plan, example, world.num_ranks, where)
@@ -144,7 +162,10 @@ def parallelize(
         memory_limit=memory_limit,
         precision=precision,
     )
-    return Parallel(programs, example, transport, seed=seed, dtype=dtype, device=where)
+    how: dict[str, Any] = {"seed": seed, "dtype": dtype, "device": where}
+    if loss is not None:
+        return TwoPasses(programs, example, transport, whole_loss=loss, **how)
+    return Parallel(programs, example, transport, **how)
 
 
 def _text(options: Mapping[str, Any]) -> str:
