@@ -68,8 +68,8 @@ class SProgram:
         plan, said = parse_plan(plan) if isinstance(plan, str) else (plan, {})
         if isinstance(plan, str):
             one_of("plan", plan, PLANS)
-            options = {name: value_of(plan, name, value) for name, value in (options or {}).items()}
-        made = cls(PLANS[plan] if isinstance(plan, str) else plan, {**said, **(options or {})})
+        options = {name: value_of(plan, name, value) for name, value in (options or {}).items()}
+        made = cls(PLANS[plan] if isinstance(plan, str) else plan, {**said, **options})
         known = {*made._takes, *every.NAMES}
         takes_any = any(p.kind is p.VAR_KEYWORD for p in made._takes.values())
         unknown = [] if takes_any else [name for name in made.options if name not in known]

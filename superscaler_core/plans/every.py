@@ -55,6 +55,7 @@ def _zero(plan: Plan, given: Options) -> None:
     other. With ``whole``, each device gets whole parameters in place of a piece of all.
     """
     level, shard, is_whole = (given.get(name, 0) for name in ("zero", "shard", "whole"))
+    at_least(0, shard=shard)
     if level not in range(4):
         raise PlanError(f"zero={level}: it is 1 (states), 2 (gradients), 3 (weights), or 0 (none).")
     if (shard or is_whole) and not level:

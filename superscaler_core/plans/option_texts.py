@@ -53,8 +53,10 @@ def parse_plan(text: str) -> tuple[str, dict[str, Any]]:
     return name, found
 
 
-def value_of(plan: str, option: str, value: Any) -> Any:
-    """The value of a option of a shipped plan; a text is read as one that follows the plan's name.
+def value_of(plan: str | Callable[..., None], option: str, value: Any) -> Any:
+    """The value of an option of a plan; a text is read as one that follows the plan's name.
+
+    Of a function that is no shipped plan, only options of every plan are read.
 
     >>> value_of("hybrid", "tp", "2"), value_of("hybrid", "tp", 2)
     (2, 2)
@@ -64,11 +66,16 @@ def value_of(plan: str, option: str, value: Any) -> Any:
     """
     if not isinstance(value, str):
         return value
-    takes = inspect.signature(PLANS[plan]).parameters
-    reader = readers_of(PLANS[plan]).get(option)
-    if reader is None and option in takes:
-        reader = reader_of(takes[option].default)
-    return value if reader is None else read(f"{plan}:{option}={value}", value, reader)
+    name = plan if isinstance(plan, str) else getattr(plan, "__name__", type(plan).__name__)
+    function = PLANS[plan] if isinstance(plan, str) else plan
+    takes = inspect.signature(function).parameters
+    if isinstance(plan, str):
+        reader = readers_of(function).get(option)
+        if reader is None and option in takes:
+            reader = reader_of(takes[option].default)
+    else:
+        reader = None if option in takes else EVERY.get(option)
+    return value if reader is None else read(f"{name}:{option}={value}", value, reader)
 
 
 def readers_of(fill: Callable[..., None]) -> Mapping[str, OptionReader]:

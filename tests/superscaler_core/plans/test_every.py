@@ -110,6 +110,15 @@ def test_wrong_values_are_refused(text: str, words: str) -> None:
         filled(text)
 
 
+def test_texts_are_read_for_functions_of_users_too() -> None:
+    plan = ss.Plan(filled("data_parallel", 2).graph, range(2))
+    SProgram.of(own, {"zero": "3", "overlap": "prefetch 2 reductions"})(plan, 1)
+    assert plan.fsdp_units
+    assert plan.overlap == ss.Overlap(prefetch=2, reductions=True)
+    with pytest.raises(ss.PlanError, match="own:zero=all: expected 1 for states"):
+        SProgram.of(own, {"zero": "all"})
+
+
 def own(plan: ss.Plan) -> None:
     """A function of a user's, which knows nothing of options."""
     for op in plan.graph.ops:
