@@ -24,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import TensorDataset
 
 import superscaler_core as ss
-from superscaler_core.parallel.own_batches import OwnBatches
+from superscaler_core.parallel import OwnBatches
 
 SAMPLES, BATCH, ACCUMULATED, DECAY = 44, 8, 3, 0.9
 

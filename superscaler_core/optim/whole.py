@@ -122,9 +122,9 @@ class Whole(torch.optim.Optimizer):
                 for group, (names, _) in zip(self.inner.param_groups, groups, strict=True)
             ]
             super().__init__(stored, dict(self.inner.defaults))
-        self._versions: dict[str, int] = {}
-        moved = sum(each.moved_bytes for each in self._dealt.values())
-        self.bytes_per_step = moved
+        # None until owners have values, so that the first step brings them on all ranks.
+        self._versions: dict[str, int] | None = None
+        self.bytes_per_step = sum(each.moved_bytes for each in self._dealt.values())
         if trainer.rank == min(trainer.calls.ranks):
             _log.info("%s", self.report())
 
@@ -181,6 +181,11 @@ class Whole(torch.optim.Optimizer):
             return self._stored[name].data
         entry, device = self._trainer.entries[name], self._trainer.device
         return torch.empty(entry.model_shape, dtype=self._trainer.stored_dtype(name), device=device)
+
+    @property
+    def _moving(self) -> dict[str, Owned]:
+        """The parameters whose owners have memory of their own, beside that of the stored ones."""
+        return {n: each for n, each in self._dealt.items() if self._is_together or not each.stays}
 
     def _is_shared(self, name: str) -> bool:
         each = self._dealt[name]
@@ -248,11 +253,11 @@ class Whole(torch.optim.Optimizer):
         for name, owned in self.owned.items():
             if self._is_shared(name):
                 owned.data = self._stored[name].data
-        moving = {n: each for n, each in self._dealt.items() if self._is_together or not each.stays}
+        moving = self._moving
         versions = {name: p._version for name, p in self._stored.items() if name in moving}
         with self._trainer.calls.prepared(f"{self._kind}.step") as request:
             self._check_frozen()
-            request.asks = versions != self._versions or not self._versions
+            request.asks = versions != self._versions
         if request.asks and moving:
             shards = {name: self._stored[name].detach() for name in versions}
             for name, value in gathered(self._trainer.transport, moving, shards).items():
@@ -299,7 +304,7 @@ class Whole(torch.optim.Optimizer):
 
     def _push(self) -> None:
         """Bring the owners' values to where they are stored; collective."""
-        moving = {n: each for n, each in self._dealt.items() if self._is_together or not each.stays}
+        moving = self._moving
         wholes = {name: p.detach() for name, p in self.owned.items() if name in moving}
         for name, value in scattered(self._trainer.transport, moving, wholes).items():
             self._stored[name].copy_(value.view(self._stored[name].shape))

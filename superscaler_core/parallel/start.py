@@ -20,7 +20,7 @@ from superscaler_core.parallel.parallel import Parallel
 from superscaler_core.parallel.programs import Programs
 from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.parallel.two_passes import TwoPasses
-from superscaler_core.parallel.whole_loss import GRADS, WholeLoss, with_grads
+from superscaler_core.parallel.whole_loss import WholeLoss, prepared
 from superscaler_core.precision import Precision
 from superscaler_core.run.transport import DistTransport
 from superscaler_core.training.first_values import share_buffers
@@ -115,11 +115,8 @@ def parallelize(
                     "whole_loss takes whole batches, and keeps no other results: leave "
                     'Batch(kind="local"), results and step_results out.'
                 )
-            loss = WholeLoss.of(model, whole_loss, example.args, example.kwargs)
-            model, results = with_grads(model, loss), loss.names
-            named = {**(args if isinstance(args, Mapping) else {}), **(kwargs or {})}
-            placed = () if isinstance(args, Mapping) else args
-            example = ModelCall.of(model, placed, {**named, GRADS: loss.with_grad})
+            model, loss, example = prepared(model, whole_loss, example)
+            results = loss.names
         chosen: AutoOptions | SProgram | None = None
         if isinstance(plan, str):
             chosen = pasted(plan, example, world.num_ranks, where)

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from superscaler_core.errors import PlanError
+from superscaler_core.front_end.model_call import ModelCall
 
 GRADS = "feature_grads"
 """The argument that has the gradients of the features."""
@@ -105,6 +106,20 @@ class WholeLoss:
             loss = self.loss_of(leaves)
             grads = torch.autograd.grad(loss, real, allow_unused=True, materialize_grads=True)
         return loss.detach(), tuple(grads)
+
+
+def prepared(
+    model: nn.Module, function: Loss, example: ModelCall
+) -> tuple[nn.Module, WholeLoss, ModelCall]:
+    """A model ``with_grads``, the loss of its features, and the example with gradients of them.
+
+    Raises:
+        PlanError: the model returns no features.
+    """
+    args, kwargs = example.arguments
+    loss = WholeLoss.of(model, function, args, kwargs)
+    made = with_grads(model, loss)
+    return made, loss, ModelCall.of(made, args, {**kwargs, GRADS: loss.with_grad})
 
 
 def with_grads(model: nn.Module, loss: WholeLoss) -> nn.Module:

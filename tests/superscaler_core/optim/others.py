@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class Shampoo(torch.optim.Optimizer):
-    """Preconditions each dim by the inverse root of its second moments (Gupta et al., 2018)."""
+class OneByOne(torch.optim.Optimizer):
+    """An optimizer that updates each parameter by itself."""
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
@@ -19,42 +18,38 @@ class Shampoo(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
-                if p.grad is None:
-                    continue
-                grad = p.grad
-                for dim in range(grad.dim()):
-                    rows = grad.movedim(dim, 0).reshape(grad.shape[dim], -1)
-                    held = self.state[p].setdefault(
-                        f"second_{dim}", 0.1 * torch.eye(len(rows)).to(p)
-                    )
-                    held += rows @ rows.T
-                    values, vectors = torch.linalg.eigh(held)
-                    root = (vectors * values ** (-0.5 / grad.dim())) @ vectors.T
-                    shape = grad.movedim(dim, 0).shape
-                    grad = (root @ rows).reshape(shape).movedim(0, dim)
-                p -= group["lr"] * grad
+                if p.grad is not None:
+                    self.update(p, p.grad, self.state[p], group["lr"])
+
+    def update(self, p: Tensor, grad: Tensor, state: dict[str, Any], lr: float) -> None:
+        raise NotImplementedError
 
 
-class LAMB(torch.optim.Optimizer):
+class Shampoo(OneByOne):
+    """Preconditions each dim by the inverse root of its second moments (Gupta et al., 2018)."""
+
+    def update(self, p: Tensor, grad: Tensor, state: dict[str, Any], lr: float) -> None:
+        for dim in range(grad.dim()):
+            turned = grad.movedim(dim, 0)
+            rows = turned.reshape(len(turned), -1)
+            held = state.setdefault(f"second_{dim}", 0.1 * torch.eye(len(rows)).to(p))
+            held += rows @ rows.T
+            values, vectors = torch.linalg.eigh(held)
+            root = (vectors * values ** (-0.5 / grad.dim())) @ vectors.T
+            grad = (root @ rows).reshape(turned.shape).movedim(0, dim)
+        p -= lr * grad
+
+
+class LAMB(OneByOne):
     """Adam whose update is as long as the parameter (You et al., 2019)."""
 
-    def __init__(self, params: Any, lr: float = 0.1) -> None:
-        super().__init__(params, {"lr": lr, "betas": (0.9, 0.99)})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                first = state.setdefault("first", torch.zeros_like(p))
-                second = state.setdefault("second", torch.zeros_like(p))
-                first.lerp_(p.grad, 1 - group["betas"][0])
-                second.lerp_(p.grad.square(), 1 - group["betas"][1])
-                update = first / (second.sqrt() + 1e-6)
-                ratio = p.norm() / update.norm() if p.norm() > 0 else 1.0
-                p -= group["lr"] * ratio * update
+    def update(self, p: Tensor, grad: Tensor, state: dict[str, Any], lr: float) -> None:
+        first = state.setdefault("first", torch.zeros_like(p))
+        second = state.setdefault("second", torch.zeros_like(p))
+        first.lerp_(grad, 0.1)
+        second.lerp_(grad.square(), 0.01)
+        update = first / (second.sqrt() + 1e-6)
+        p -= lr * (p.norm() / update.norm() if p.norm() > 0 else 1.0) * update
 
 
 class LARS(torch.optim.SGD):
@@ -93,33 +88,16 @@ class SAM(torch.optim.Optimizer):
         return loss
 
 
-class SOAP(torch.optim.Optimizer):
+class SOAP(OneByOne):
     """Adam in the eigenbasis of Shampoo's preconditioner (Vyas et al., 2024), for matrices."""
 
-    def __init__(self, params: Any, lr: float = 0.05) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                grad, state = p.grad.reshape(p.shape[0], -1), self.state[p]
-                left = state.setdefault(
-                    "left", torch.diag(torch.arange(1.0, 1.0 + len(grad))).to(p)
-                )
-                second = state.setdefault("second", torch.zeros_like(grad))
-                left.lerp_(grad @ grad.T, 0.5)
-                _, basis = torch.linalg.eigh(left)
-                turned = basis.T @ grad
-                second.lerp_(turned.square(), 0.1)
-                p -= group["lr"] * (basis @ (turned / (second.sqrt() + 1e-4))).view_as(p)
-
-
-MATRICES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "Shampoo": Shampoo,
-    "LAMB": LAMB,
-    "LARS": lambda params: LARS(params, lr=0.1, momentum=0.9),
-    "SOAP": SOAP,
-}
+    def update(self, p: Tensor, grad: Tensor, state: dict[str, Any], lr: float) -> None:
+        grad = grad.reshape(len(p), -1)
+        first = torch.diag(torch.arange(1.0, 1.0 + len(grad))).to(p)
+        left = state.setdefault("left", first)
+        second = state.setdefault("second", torch.zeros_like(grad))
+        left.lerp_(grad @ grad.T, 0.5)
+        _, basis = torch.linalg.eigh(left)
+        turned = basis.T @ grad
+        second.lerp_(turned.square(), 0.1)
+        p -= lr * (basis @ (turned / (second.sqrt() + 1e-4))).view_as(p)

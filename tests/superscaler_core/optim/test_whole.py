@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from inspect import signature
@@ -13,10 +15,14 @@ import torch
 from torch import Tensor
 
 import superscaler_core as ss
+from superscaler_core.optim import Whole
 from tests.superscaler_core.optim.others import LAMB, LARS, SAM, SOAP, Shampoo
 from tests.superscaler_core.packed import inputs, models
 from tests.superscaler_core.parallel.small_nets import batch, net
 from tests.superscaler_core.parallel.threads import on_threads
+
+whole_module = sys.modules[Whole.__module__]
+"""The package has a function of the name of its module."""
 
 NUM_STEPS = 5
 
@@ -201,6 +207,30 @@ def test_values_that_are_loaded_between_steps_count() -> None:
     model = net(seed=3)
     train(LARS(model.parameters(), lr=0.1), lambda: model(x=batch()).backward(), 1)
     check(on_threads(net(), {"x": batch()}, 2, work, plan="zero3"), dict(model.state_dict()))
+
+
+@pytest.mark.parametrize("plan", ["zero3", "one_f_one_b:tp=2,microbatches=2,zero=1"])
+def test_values_move_to_owners_in_the_first_step_alone(
+    plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a rank stores nothing of what is stepped."""
+    counts = Counter[int]()
+
+    def counted(transport: Any, *args: Any) -> dict[str, Tensor]:
+        counts[transport.rank] += 1
+        return gathered(transport, *args)
+
+    gathered = whole_module.gathered
+    monkeypatch.setattr(whole_module, "gathered", counted)
+
+    def work(parallel: ss.Parallel) -> None:
+        optimizer = ss.optim.whole(LAMB, parallel, ["layers.0.weight"])
+        train(optimizer, lambda: parallel.step(x=batch()), 3)
+
+    num = PLANS[plan]
+    on_threads(net(), {"x": batch()}, num, work, plan=plan)
+    # Values once, and gradients in each of the three steps.
+    assert counts == dict.fromkeys(range(num), 4)
 
 
 def test_a_frozen_parameter_and_one_without_a_gradient_stay() -> None:

@@ -15,7 +15,7 @@ import superscaler_core as ss
 from superscaler_core.front_end import ModelCall
 from superscaler_core.parallel import SProgram
 from superscaler_core.parallel.two_passes import TwoPasses
-from superscaler_core.parallel.whole_loss import GRADS, WholeLoss, with_grads
+from superscaler_core.parallel.whole_loss import prepared
 from superscaler_core.training import in_threads
 from tests.superscaler_core.parallel.threads import ProgramsOfThreads
 
@@ -76,10 +76,8 @@ def on_ranks(
     model: Any, loss: Callable[..., Tensor], plan: str, num: int, work: Callable[[TwoPasses], Any],
     **options: Any,
 ) -> list[Any]:  # fmt: skip
-    found = WholeLoss.of(model, loss, (), batch())
-    made = with_grads(model, found)
+    made, found, call = prepared(model, loss, ModelCall.of(model, (), batch()))
     programs = ProgramsOfThreads(made, SProgram.of(plan), num, results=found.names, **options)
-    call = ModelCall.of(made, (), {**batch(), GRADS: found.with_grad})
     ranks = in_threads(
         lambda there: work(TwoPasses(programs, call, there, whole_loss=found)), range(num)
     )
