@@ -91,12 +91,16 @@ class SAM(torch.optim.Optimizer):
 class SOAP(OneByOne):
     """Adam in the eigenbasis of Shampoo's preconditioner (Vyas et al., 2024), for matrices."""
 
+    def __init__(self, params: Any, lr: float = 0.05) -> None:
+        super().__init__(params, lr)
+
     def update(self, p: Tensor, grad: Tensor, state: dict[str, Any], lr: float) -> None:
         grad = grad.reshape(len(p), -1)
         first = torch.diag(torch.arange(1.0, 1.0 + len(grad))).to(p)
         left = state.setdefault("left", first)
         second = state.setdefault("second", torch.zeros_like(grad))
-        left.lerp_(grad @ grad.T, 0.5)
+        # Slowly: where two of its eigenvalues are near, rounding decides the basis.
+        left.lerp_(grad @ grad.T, 0.1)
         _, basis = torch.linalg.eigh(left)
         turned = basis.T @ grad
         second.lerp_(turned.square(), 0.1)
