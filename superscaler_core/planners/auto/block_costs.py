@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby, islice
+from itertools import islice
 from math import inf
 
 from superscaler_core.cost import CostModel, MemoryCost, recomputed
@@ -276,9 +276,8 @@ class _Priced:
             costs |= zip(group, once, strict=True)
         found: list[MemoryCost] = []
         kept: set[PTensor] = set()
-        for region, inside in groupby(parts, lambda each: each.region):
-            mine = list(inside)
-            chain: list[MemoryCost] = []
+        for mine in _by_region(parts):
+            region, chain = mine[0].region, list[MemoryCost]()
             inner = kept if not region else set[PTensor]()
             for each in mine:
                 if each.group == _NONE:
@@ -310,6 +309,22 @@ class _Priced:
 
 _NONE = (0, 0)
 """The group of a part that is in no group."""
+
+
+def _by_region(parts: Iterable[_Placed]) -> list[list[_Placed]]:
+    """The parts of each region, in the order of their first parts; parts in none are alone.
+
+    Ops without a gradient, as that expands a mask, stand in the middle of a region and in none.
+    """
+    found: list[list[_Placed]] = []
+    regions: dict[int, list[_Placed]] = {}
+    for each in parts:
+        mine = regions.get(each.region, []) if each.region else []
+        if not mine:
+            found.append(mine)
+            regions[each.region] = mine
+        mine.append(each)
+    return found
 
 
 def _again(chain: Sequence[MemoryCost], parts: Sequence[_Placed], kept: set[PTensor]) -> MemoryCost:
