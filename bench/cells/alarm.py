@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,24 +29,28 @@ _limits: list[Limit] = []
 
 
 @contextmanager
-def move_on_after(secs: float) -> Iterator[Limit]:
+def move_on_after(secs: float, clock: Callable[[], float] = time.monotonic) -> Iterator[Limit]:
     """Leave the block, which is in the main thread, if it takes longer; blocks may be nested.
 
     Args:
         secs: how long the block may take; 0 for no limit.
+        clock: gives the seconds so far. They pass no faster than those of a clock on the wall, if
+            one thread computes.
     """
     limit = Limit()
     if not secs:
         yield limit
         return
-    is_done = threading.Event()
+    is_done, end = threading.Event(), clock() + secs
 
     def watch() -> None:
         wait_secs = secs
         while not is_done.wait(wait_secs):
-            limit.is_over = True
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-            wait_secs = AGAIN_SECS
+            wait_secs = end - clock()
+            if wait_secs <= 0:
+                limit.is_over = True
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+                wait_secs = AGAIN_SECS
 
     def ring(*_: object) -> None:
         for each in _limits:

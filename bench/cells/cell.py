@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.cells.cluster import PAPER, Cluster
 from bench.cells.hurried import hurried
-from bench.cells.processes import NUM_PROCESSES
+from bench.cells.processes import CLOCK
 from bench.cells.workload import Workload
 from superscaler_core import Found, Precision
 from superscaler_core.cost import comm_costs_on
@@ -67,7 +67,8 @@ class Cell:
         if name == "auto":
             return PLANNERS[name]
         planner = PLANNERS[name]
-        return hurried(with_overlap(planner) if self.overlaps else planner, budget_secs)
+        offered = with_overlap(planner) if self.overlaps else planner
+        return hurried(offered, budget_secs, CLOCK)
 
     def request(self, planner: str = "") -> Request:
         """The request of a planner; all get the same, but for ``clusters``."""
@@ -86,6 +87,7 @@ class Cell:
             recycle=workload.recycle,
             communication=self.communication,
             captured=graphs.as_captured if self.has_check else None,
+            clock=CLOCK,
         )
 
     def row(self, planner: str, budget_secs: float, max_tried: int = 0) -> dict[str, Any]:
@@ -96,8 +98,8 @@ class Cell:
         Args:
             planner: name of the planner.
             budget_secs: time limit of the search.
-            max_tried: limit of its evaluations; 0 for none. Then it has one process, so that the
-                same code finds the same plan again.
+            max_tried: limit of its evaluations; 0 for none. With one, the same code finds the same
+                plan again.
         """
         head = {"cell": self.name, "gpus": self.num_gpus, "planner": planner}
         self.workload.capture()
@@ -108,7 +110,6 @@ class Cell:
                 self.planner(planner, budget_secs),
                 budget_secs=budget_secs,
                 max_tried=max_tried,
-                num_processes=1 if max_tried else NUM_PROCESSES,
             )
         except PlanError as error:
             return {**head, "problem": str(error)}

@@ -12,7 +12,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from bench.cells.processes import NUM_PROCESSES
 from bench.cells.store import (
     Compute,
     DirtyError,
@@ -50,13 +49,13 @@ def parse(
     add = parser.add_argument
     add("--out", type=Path, default=Path(out), help="the result file (default: %(default)s)")
     add(
-        "--processes", type=int, default=max(1, (os.cpu_count() or 1) // NUM_PROCESSES),
-        help=f"searches at a time, each of {NUM_PROCESSES} processes (default: %(default)s)",
+        "--processes", type=int, default=os.cpu_count() or 1,
+        help="searches at a time, each of one process (default: %(default)s)",
     )  # fmt: skip
     if budget_secs:
         add(
             "--budget", type=above_zero, default=budget_secs, metavar="SECS",
-            help="of a search (default: %(default)s)",
+            help="of a search, in seconds of processor time (default: %(default)s)",
         )  # fmt: skip
     add(
         "--rows", type=Path, nargs="*", default=(), metavar="FILE",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,13 +21,13 @@ from typing import Any
 
 from bench.cells.alarm import move_on_after
 from bench.cells.code import code_of, git, trees_of
-from bench.cells.processes import NUM_PROCESSES, side_by_side
+from bench.cells.processes import CLOCK, side_by_side
 from bench.cells.workload import Workload, keep_graphs
 from superscaler_core.planners import PLANNERS
 
 MOST = 4
 """A search is stopped after so many times its budget, and then has no plan. It goes on beyond its
-budget for a first plan, and for an estimate that is 3 % faster. One in evaluations has no limit."""
+budget for a first plan. One in evaluations has no limit."""
 
 SCRATCH = Path("bench/results/scratch/cells")
 
@@ -214,9 +213,8 @@ def rows_of(
         for old in graphs.parent.glob("*"):
             if old != graphs:
                 shutil.rmtree(old, ignore_errors=True)
-        # A search uses NUM_PROCESSES processes, capturing a model only one.
-        at_once = num_processes * NUM_PROCESSES
-        for _ in side_by_side(partial(_capture, graphs), workloads_of(missing), at_once, "models"):
+        capture = partial(_capture, graphs)
+        for _ in side_by_side(capture, workloads_of(missing), num_processes, "models"):
             pass
         do = partial(_computed, compute, version, graphs)
         yield from side_by_side(do, missing, num_processes, "searches")
@@ -238,14 +236,14 @@ def _capture(graphs: Path, workload: Workload) -> None:
 
 def _computed(compute: Compute, version: Version, graphs: Path, job: Job) -> dict[str, Any]:
     keep_graphs(graphs)
-    start = time.monotonic()
+    start = CLOCK()
     limit = {"max_tried": job.max_tried} if job.max_tried else {}
     most_secs = 0.0 if job.max_tried else MOST * job.budget_secs
     problem = f"stopped after {most_secs:g} s, {MOST} times the budget"
     row = {"cell": job.cell, "gpus": job.num_gpus, "planner": job.planner, "problem": problem}
-    with move_on_after(most_secs):
+    with move_on_after(most_secs, CLOCK):
         row = compute(job.cell, job.planner, job.budget_secs, **limit)
-    took_secs = time.monotonic() - start
+    took_secs = CLOCK() - start
     row |= {
         "budget_secs": job.budget_secs,
         "took_secs": took_secs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -36,6 +37,9 @@ class Request:
         captured: the captured graphs, on which the chosen plan is checked. None if ``graph_of``
             itself never resizes (``resized``).
         max_tried: the budget in evaluations, as in ``search``; 0 if it is one in seconds.
+        clock: gives the seconds by which budgets and evaluations are counted. By
+            ``time.process_time``, which suits a search of one process, other work of the machine
+            does not count.
 
     Raises:
         PlanError: no microbatch size, or one that does not divide the batch; no devices, or not
@@ -55,6 +59,7 @@ class Request:
     communication: str = "rvd"
     captured: Captured | None = None
     max_tried: int = 0
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         wrong = [each for each in self.samples if each < 1 or self.batch % each]

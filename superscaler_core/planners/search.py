@@ -86,7 +86,12 @@ def search_request(
     progress: Progress | None = None,
 ) -> Found:
     """Search as ``search`` does, given a request."""
-    start = time.monotonic()
+    if num_processes > 1 and request.clock is not time.monotonic:
+        raise PlanError(
+            f"num_processes={num_processes} with a clock of one process: count the budget by "
+            "time.monotonic, or search with one process."
+        )
+    start = request.clock()
     request = replace(request, max_tried=max_tried)
     with Workers(request, num_processes) as workers:
         if request.captured is not None:
@@ -105,7 +110,7 @@ def search_request(
                     raise
                 evaluating.stop()
                 evaluating.confirm()
-        return evaluating.found(time.monotonic() - start)
+        return evaluating.found(request.clock() - start)
 
 
 LAST_SHARE = 0.1
@@ -254,7 +259,7 @@ class _Evaluating:
         """Seconds of the budget that are left, minus those of the check of the best plan."""
         best = self._hope or (self.best.candidate if self.best else None)
         check_secs = self._request.check_secs(best.samples) if best else 0.0
-        return self._end - check_secs - time.monotonic()
+        return self._end - check_secs - self._request.clock()
 
     @property
     def _hope(self) -> Candidate | None:

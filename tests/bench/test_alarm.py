@@ -39,3 +39,13 @@ def test_of_nested_blocks_that_is_left_whose_time_is_over(outer: float, inner: f
 def test_errors_of_a_block_pass() -> None:
     with pytest.raises(KeyError), move_on_after(5.0):
         raise KeyError("x")
+
+
+def test_by_processor_time_only_computing_counts() -> None:
+    with move_on_after(0.2, time.process_time) as limit:
+        time.sleep(0.5)
+    assert not limit.is_over
+    with move_on_after(0.05, time.process_time) as limit:
+        while True:
+            pass
+    assert limit.is_over

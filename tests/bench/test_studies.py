@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.cells import cell as cells_module
-from bench.cells.cell import Cell
+from bench.cells.cell import PULLS, Cell
 from bench.cells.cluster import EAGER, GPUS, PAPER
 from bench.cells.workload import FOLDER, Workload, _captured, captured, keep_graphs
 from bench.search.catalogue import cells
@@ -40,12 +39,6 @@ TINY = Workload(
 
 def cell(num_gpus: int, **changes: Any) -> Cell:
     return Cell("tiny", replace(TINY, **changes), num_gpus, {"Megatron": MEGATRON})
-
-
-@pytest.fixture
-def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Search in this process: two processes take seconds to start, and find the same plan."""
-    monkeypatch.setattr(cells_module, "NUM_PROCESSES", 1)
 
 
 def proposed(system: System, num_gpus: int, *, fits: bool = True, **changes: Any) -> list[Setting]:
@@ -184,18 +177,18 @@ def test_system_without_enough_memory_tries_all_memory_savings() -> None:
 # --- cells --------------------------------------------------------------------------------------
 
 
-def test_row_breaks_down_the_time_and_memory_of_a_step(one_process: None) -> None:
+def test_row_breaks_down_the_time_and_memory_of_a_step() -> None:
     row = replace(cell(2), pulled=("Megatron",)).row("Megatron", 60.0)
     assert row["samples_per_sec"] == pytest.approx(TINY.batch / row["secs"])
     assert row["samples"] * row["microbatches"] == TINY.batch
     assert sum(row["shares"].values()) == pytest.approx(1.0)
     assert sum(row["memory"].values()) == row["peak_bytes"] <= PAPER.limit_bytes
-    assert set(row["pulled_secs"]) == set(cells_module.PULLS)
+    assert set(row["pulled_secs"]) == set(PULLS)
     assert "pulled_secs" not in cell(2).row("Megatron", 60.0)
     assert Setting.parse(row["plan"]).dp <= 2
 
 
-def test_cell_keeps_its_optimizer_and_communication_and_uses_its_cluster(one_process: None) -> None:
+def test_cell_keeps_its_optimizer_and_communication_and_uses_its_cluster() -> None:
     (flat, *_) = (c for c in cells().values() if c.name == "alphafold2-16-L48_cm1536_cz512-then")
     assert (flat.communication, flat.workload.recycle) == ("ring", 2)
     assert (flat.workload.optimizer, flat.workload.master_dtype) == ("momentum", None)
@@ -283,7 +276,7 @@ def test_models_are_compared_under_each_change() -> None:
 
 @pytest.mark.parametrize("per_host", [1, 2], ids=["two hosts", "one host"])
 def test_slower_nic_slows_down_only_cells_on_several_hosts(
-    per_host: int, one_process: None, monkeypatch: pytest.MonkeyPatch
+    per_host: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = replace(cell(2), cluster=replace(PAPER, per_host=per_host))
     monkeypatch.setattr("bench.studies.sensitivity.cells", lambda: {"tiny": known})
@@ -300,7 +293,7 @@ def test_search_on_fewer_gpus_has_less_time() -> None:
     assert budgets == [pytest.approx(16.0), pytest.approx(32.0)]
 
 
-def test_planner_of_the_table_gets_overlap_only_in_cells_that_overlap(one_process: None) -> None:
+def test_planner_of_the_table_gets_overlap_only_in_cells_that_overlap() -> None:
     names = [
         replace(cell(2), overlaps=overlaps).row("alpa_hierarchical", 20.0)["tried"]
         for overlaps in (False, True)

@@ -19,7 +19,11 @@ from superscaler_core.planners.auto.traits import traits_of
 from superscaler_core.planners.auto.waiting import Waiting
 
 OWN = 7
-"""Evaluations of settings per evaluation of another planner's candidate: every eighth is theirs."""
+"""Evaluations of settings per evaluation of another planner's candidate: every eighth is theirs.
+
+The first seven are of settings: one candidate of another planner, which is evaluated in full and
+may have to be searched for, can take longer than all of them.
+"""
 
 
 class Settings(Protocol):
@@ -76,7 +80,8 @@ class Proposals:
         self._waiting = Waiting(estimate_of(request), request.memory_bytes)
         # Every setting that was added, with the trial of the setting that it changes, if that fits.
         self._before: dict[Setting, Trial | None] = {}
-        self._others, self._credit = Others(request, others or {}), 0.0
+        self._others = Others(request, others or {})
+        self._credit: float | None = None  # of other planners, from the first trial of a setting
         self._add(settings.roots())
 
     def __len__(self) -> int:
@@ -89,7 +94,8 @@ class Proposals:
                 yield candidate
 
     def _next(self) -> Candidate | None:
-        is_theirs = self._credit > 0 or not self._waiting.has_promising
+        is_due = self._credit is not None and self._credit >= 0
+        is_theirs = is_due or not self._waiting.has_promising
         if len(self._others) and is_theirs:
             return self._other()
         setting, expected_secs, is_ready = self._waiting.take()
@@ -113,7 +119,8 @@ class Proposals:
         period = (setting.pp + request.recycle) * (2 if setting.duplex else 1)
 
         def follow(trial: Trial) -> Iterator[Candidate]:
-            self._credit += self._charge(trial)
+            charge = self._charge(trial)
+            self._credit = (-OWN * charge if self._credit is None else self._credit) + charge
             self._compare(trial)
             self._waiting.learn(setting, trial)
             # If the change had no effect, its followers are those of the unchanged setting.
@@ -142,18 +149,25 @@ class Proposals:
     # --- other planners -------------------------------------------------------------------------
 
     def _other(self) -> Candidate | None:
-        """The next candidate of another planner, which pays for its trial."""
+        """The next candidate of another planner, which pays for its proposal and its trial."""
+        start = self._request.clock()
         candidate = self._others.take(self._best_secs)
+        if not self._request.max_tried:
+            self._pay(self._request.clock() - start)
         if candidate is None:
             return None
         followers = candidate.follow
 
         def follow(trial: Trial) -> Iterator[Candidate]:
-            self._credit -= OWN * self._charge(trial)
+            self._pay(self._charge(trial))
             self._compare(trial)
             return iter(followers(trial))
 
         return replace(candidate, bound_secs=self._bounds.secs, follow=follow)
+
+    def _pay(self, charge: float) -> None:
+        """Let other planners wait for as many evaluations of settings as a charge is worth."""
+        self._credit = (self._credit or 0.0) - OWN * charge
 
     def _compare(self, trial: Trial) -> None:
         """Note the fastest step so far."""

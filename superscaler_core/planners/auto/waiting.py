@@ -67,11 +67,12 @@ class Waiting:
     def take(self) -> tuple[Setting, float, bool]:
         """Remove and return the next setting, its expected seconds, and whether to evaluate it."""
         chosen = self._next()
-        while chosen in self._rough:
+        # The time of what seems not to fit decides nothing yet.
+        while chosen in self._rough and (chosen in self._last or self._seems_to_fit(chosen)):
             self._rough.remove(chosen)
             self._settings[chosen] = self.expected(chosen)
             chosen = self._next()
-        is_ready = chosen in self._last or self._fits(self._settings[chosen])
+        is_ready = chosen in self._last or self._seems_to_fit(chosen)
         if is_ready:
             self._is_new_turn = not self._is_new_turn
             self._taken.add(_kind(chosen))
@@ -132,6 +133,9 @@ class Waiting:
         secs, least = ((d, errors[i].secs) for d, i in alike), self._least_secs
         near = (least + (error - least) / max(1, d) for d, error in secs if error is not None)
         return Figures(estimated.secs * next(near, least), estimated.num_bytes * next(more, 1.0))
+
+    def _seems_to_fit(self, setting: Setting) -> bool:
+        return self._fits(self._settings[setting])
 
     def _fits(self, figures: Figures) -> bool:
         return figures.num_bytes <= self._memory_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -453,12 +454,11 @@ def timed_search(monkeypatch: pytest.MonkeyPatch, capture_secs: float = 0.0) -> 
 
     monkeypatch.setattr("superscaler_core.evaluation.workers.evaluate", seen)
     clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr("superscaler_core.planners.search.time", clock)
     monkeypatch.setattr("superscaler_core.evaluation.microbatches.time", clock)
     given = (
         Candidate(f"{100 - n}", 1, PLANS["data_parallel"], quick=Scope(1)) for n in range(1000)
     )
-    asked = replace(request(), captured=Captured(capture, first=(2,)))
+    asked = replace(request(), captured=Captured(capture, first=(2,)), clock=clock.monotonic)
     return search_request(asked, lambda _: given, budget_secs=100)
 
 
@@ -496,14 +496,13 @@ def search_with_late_estimate(
         )
 
     monkeypatch.setattr("superscaler_core.evaluation.workers.evaluate", seen)
-    clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr("superscaler_core.planners.search.time", clock)
     monkeypatch.setattr("superscaler_core.planners.search.TIMES_LONGER", 30.0)
     given = [
         Candidate("582", 1, PLANS["data_parallel"], guess_secs=1),
         Candidate(estimate, 1, PLANS["data_parallel"], guess_secs=2, quick=Scope(1)),
     ]
-    return search_request(request(), lambda _: given, budget_secs=35, progress=progress)
+    asked = replace(request(), clock=lambda: now)
+    return search_request(asked, lambda _: given, budget_secs=35, progress=progress)
 
 
 @pytest.mark.parametrize(("estimate", "expected"), [("366", 366), ("575", 582)])
@@ -555,6 +554,12 @@ def test_last_full_look_may_be_too_long_if_it_can_be_abandoned(
     apart = timed_search(monkeypatch)
     assert len(apart.tried) > len(alone.tried)
     assert apart.search_secs > 100 >= alone.search_secs
+
+
+def test_a_clock_of_one_process_is_refused_for_several() -> None:
+    asked = replace(request(), clock=time.process_time)
+    with pytest.raises(ss.PlanError, match=r"num_processes=2 with a clock of one process"):
+        search_request(asked, lambda _: [], num_processes=2)
 
 
 @dataclass(frozen=True)
