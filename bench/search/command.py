@@ -25,9 +25,9 @@ same cost model and memory, and are offered overlap. For each cell the ratio is 
 other planner over that of auto: at least 1 if auto is never slower. Everything is simulated;
 nothing was run on a GPU.
 
-Models are captured before the searches, each of which has two processes: first auto and the tuned
-systems on all cells, then the other planners cell by cell. What was computed is kept under
-bench/results/scratch, so a run that is stopped goes on where it was.
+Models are captured before the searches: first auto and the tuned systems on all cells, then the
+other planners cell by cell. What was computed is kept under bench/results/scratch, so a run that is
+stopped goes on where it was.
 """
 
 EPILOG = """\

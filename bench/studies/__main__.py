@@ -30,8 +30,9 @@ baselines with all of today's features. Nothing here was run on a GPU.
   memory      GPT-3 1.3 B on one GPU: memory by length of the sequence
 
 All searches of a cell have the same processor time, so that other work of the machine does not
-count: on 32 GPUs the whole --budget, on 16, 8 and 4 GPUs 0.8, 0.6 and 0.5 of it. A run that is stopped goes on where it was. With all of the studies it writes a
-result, from which "python -m bench.pages" makes the pages in docs/studies.
+count: on 32 GPUs the whole --budget, on 16, 8 and 4 GPUs 0.8, 0.6 and 0.5 of it. A run that is
+stopped goes on where it was. With all of the studies it writes a result, from which
+"python -m bench.pages" makes the pages in docs/studies.
 """
 
 EPILOG = """\

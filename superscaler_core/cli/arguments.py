@@ -55,7 +55,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN", help="how to parallelize it: see below")
     add_training(
         parser,
-        "default 1, or as many as torchrun has started processes",
+        "default: all of --topology; or 1, or as many as torchrun has started",
         "a size of the model or an option of the plan; write 'model.NAME' or 'plan.NAME' if "
         "both have it; may be given several times; every plan takes block, features, experts and "
         "embedding, for parts of the model that the search by structure does not find",
@@ -92,9 +92,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 
 def add_training(parser: argparse.ArgumentParser, devices: str, settings: str) -> None:
     """Add the options that say what is trained, given words about devices and ``--set``."""
-    parser.add_argument(
-        "--devices", metavar="N", type=count, default=1, help=f"number of devices ({devices})"
-    )
+    parser.add_argument("--devices", metavar="N", type=count, help=f"number of devices ({devices})")
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help=settings)
     parser.add_argument("--preset", help="name of a set of model sizes (default tiny)")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the model (default: as built)")
@@ -203,7 +201,7 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
         made = make(args.microbatch)
     with phase("capture"):
         graph = capture(made.model, made.args, made.kwargs, recycled=model_from.recycled)
-    plan = Plan(graph, range(args.devices))
+    plan = Plan(graph, range(devices_of(args)))
     with phase(f"apply {plan_from.name}"):
         _called(plan_from, plan, **options)
     if args.overlap is not None:
@@ -252,13 +250,27 @@ def topology_of(args: argparse.Namespace) -> rv.Topology | None:
     Raises:
         UsageError: there is no such preset or file, or it has fewer devices than the plan.
     """
-    if args.topology is None:
-        return None
-    found = levels_of(named_network(args.topology))
-    assert found is not None, "a network has levels"
-    if len(found.ranks) < args.devices:
+    found = _whole_topology(args)
+    if found is not None and len(found.ranks) < (args.devices or 0):
         raise UsageError(
             f"--topology {args.topology} has {len(found.ranks)} devices, and the plan "
             f"{args.devices}."
         )
+    return found
+
+
+def devices_of(args: argparse.Namespace) -> int:
+    """The number of devices of the options: without one, all of the topology's, or one."""
+    if args.devices is not None:
+        return int(args.devices)
+    found = _whole_topology(args)
+    return 1 if found is None else len(found.ranks)
+
+
+def _whole_topology(args: argparse.Namespace) -> rv.Topology | None:
+    name = vars(args).get("topology")
+    if name is None:
+        return None
+    found = levels_of(named_network(name))
+    assert found is not None, "a network has levels"
     return found

@@ -12,7 +12,14 @@ from tqdm import tqdm
 import rvdcomm as rv
 from rvdcomm.cli import OK, Command, num_bytes
 from rvdcomm.units import bytes_text, secs_text
-from superscaler_core.cli.arguments import MODEL_NAMES, add_training, built, count, topology_of
+from superscaler_core.cli.arguments import (
+    MODEL_NAMES,
+    add_training,
+    built,
+    count,
+    devices_of,
+    topology_of,
+)
 from superscaler_core.cli.plan import decisions_file
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.simulate import add_machine, named_profile
@@ -28,7 +35,7 @@ _NO_PLAN = Source("search", {}, lambda: None)
 
 
 def _search(args: argparse.Namespace) -> int:
-    topology = topology_of(args)
+    topology, num_devices = topology_of(args), devices_of(args)
     model_from = model_source(args.model, args.preset)
     sizes, _ = settings_of(model_from, _NO_PLAN, args.set)
     with phase(f"build {model_from.name}"):
@@ -37,14 +44,14 @@ def _search(args: argparse.Namespace) -> int:
         found = search(
             made.model,
             ModelCall.of(made.model, made.args, made.kwargs),
-            topology=topology or rv.Topology.single_host(args.devices, 5e-6, 200e9),
+            topology=topology or rv.Topology.single_host(num_devices, 5e-6, 200e9),
             batch=args.batch,
             memory_bytes=args.memory,
             planner=args.planner,
             budget_secs=args.budget,
             max_tried=args.max_tried,
             profile=named_profile(args.profile),
-            devices=range(args.devices),
+            devices=range(num_devices),
             samples=args.microbatch,
             recycled=model_from.recycled,
             recycle=args.recycle,
@@ -90,7 +97,7 @@ class _Bar:
 
 def _next(args: argparse.Namespace, found: Found) -> str:
     """The command that simulates the plan that was found."""
-    words = ["superscaler", "simulate", args.model, args.out, "--devices", str(args.devices)]
+    words = ["superscaler", "simulate", args.model, args.out, "--devices", str(devices_of(args))]
     words += ["--microbatch", str(found.best.candidate.samples)]
     for option in ("preset", "dtype", "master_dtype", "topology"):
         value = getattr(args, option)
@@ -117,7 +124,11 @@ def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch", metavar="N", type=count, required=True, help="samples of a training step"
     )
-    add_training(parser, "default 1", "a size of the model; may be given several times")
+    add_training(
+        parser,
+        "default: all of --topology, or 1",
+        "a size of the model; may be given several times",
+    )
     add_machine(parser)
     parser.add_argument(
         "--memory", metavar="BYTES", type=num_bytes,

@@ -167,6 +167,17 @@ def test_topology_option_adds_bytes_between_hosts_to_the_report(tmp_path: Path, 
     assert "between hosts a step" in said.out
 
 
+@pytest.mark.parametrize(
+    ("words", "num"),
+    [((), 1), (("--topology", "v100:1x3"), 3), (("--devices", "2", "--topology", "v100:1x3"), 2)],
+)
+def test_without_a_number_of_devices_a_plan_is_for_all_of_the_topology(
+    words: Sequence[str], num: int, say: Say
+) -> None:
+    said = say(["plan", "mlp", "data_parallel", "--summary", *words])
+    assert f"9 ops on {num} device" in said.out
+
+
 def test_decisions_file_can_be_used_as_a_plan(tmp_path: Path, say: Say) -> None:
     path = str(tmp_path / "mine.plan")
     sizes = ["--devices", "2", "--set", "layers=1"]

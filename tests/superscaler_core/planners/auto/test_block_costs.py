@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -10,7 +11,7 @@ from superscaler_core.cost import MemoryCost, peak_bytes
 from superscaler_core.planners.auto import Setting
 from superscaler_core.planners.auto.block_costs import BlockCosts
 from superscaler_core.planners.auto.model_cost import as_one
-from tests.superscaler_core.planners.auto.test_estimate import REQUEST
+from tests.superscaler_core.planners.auto.test_estimate import REQUEST, masked
 
 
 def chain(random: Random, num: int) -> list[MemoryCost]:
@@ -69,6 +70,13 @@ def test_block_that_keeps_only_its_input_recomputes_its_forward() -> None:
     block = BlockCosts(REQUEST).of(Setting.parse("hybrid keep=block_inputs")).layers[0]
     assert block.again_secs == pytest.approx(block.forward_secs)
     assert block.memory.kept_bytes == 512 * 1024 * 4
+
+
+def test_op_without_a_gradient_does_not_divide_what_is_recomputed_around_it() -> None:
+    costs = BlockCosts(replace(REQUEST, graph_of=masked))
+    for parts in (1, 2):
+        block = costs.of(Setting.parse(f"hybrid keep=block_inputs coshard={parts}")).layers[0]
+        assert block.memory.kept_bytes == 512 * 1024 * 4
 
 
 def test_interpolated_costs_are_exact_at_both_ends_and_near_between() -> None:

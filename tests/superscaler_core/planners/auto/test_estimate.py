@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 import torch
+import transformers
 
 import rvdcomm as rv
 import superscaler_core as ss
@@ -80,6 +81,19 @@ def frozen(samples: int) -> ss.Graph:
     return ss.capture(model, (tokens, tokens))
 
 
+@cache
+def masked(samples: int) -> ss.Graph:
+    """A model whose blocks expand a mask, which has no gradient, between what is recomputed."""
+    config = transformers.LlamaConfig(
+        hidden_size=1024, intermediate_size=2816, num_hidden_layers=4, num_attention_heads=16,
+        vocab_size=8192, use_cache=False,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+        tokens = torch.empty(samples, 512, dtype=torch.int64)
+    return ss.capture(model, kwargs={"input_ids": tokens, "labels": tokens})
+
+
 def half(samples: int) -> ss.Graph:
     return graph(samples, torch.float16)
 
@@ -116,6 +130,7 @@ OTHERS: list[tuple[Callable[[int], ss.Graph], dict[str, ss.Precision], str]] = [
     (experts, {}, "hybrid dp=8 tp=1 pp=1 samples=1 experts zero=1"),
     (experts, {}, f"hybrid dp=4 tp=2 pp=1 samples=1 experts {ZERO3}"),
     (experts, {}, "hybrid dp=4 tp=1 pp=2 samples=1 experts zero=1"),
+    (masked, {}, "hybrid dp=8 tp=1 pp=1 samples=2 zero=1 keep=block_inputs"),
 ]
 
 
