@@ -30,6 +30,9 @@ from superscaler_core.plans import PLANS
 from superscaler_core.plans.option_texts import parse_plan
 from superscaler_core.precision import Precision
 
+MICROBATCH = 4
+"""Samples in a microbatch, if neither --microbatch nor the plan says how many."""
+
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -45,7 +48,8 @@ MODEL_NAMES = _names(
 NAMES = MODEL_NAMES + _names(
     "PLAN", PLANS,
     "which takes the plan; or FILE.plan, which 'plan --decisions' wrote; a plan's options may "
-    "follow its name: hybrid:tp=2,pp=2",
+    "follow its name: hybrid:tp=2,pp=2; or a name of search's table, such as "
+    "'hybrid dp=2 tp=2 pp=1 samples=4 zero=1'",
 )  # fmt: skip
 
 
@@ -61,8 +65,8 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         "embedding, for parts of the model that the search by structure does not find",
     )
     parser.add_argument(
-        "--microbatch", metavar="B", type=count, default=4,
-        help="samples in a microbatch (default 4)",
+        "--microbatch", metavar="B", type=count,
+        help="samples in a microbatch (default 4, or as a plan of search's table says)",
     )  # fmt: skip
     parser.add_argument(
         "--overlap", metavar="DEPTH", type=count,
@@ -158,12 +162,14 @@ class AskedProgram:
         plan: the plan, filled by the sProgram.
         made: the captured model, with the inputs of the capture.
         make: builds the model and its inputs for a batch size.
+        microbatch: samples of a microbatch.
         recycled: names of the recycled inputs, as in ``models.Model``.
     """
 
     plan: Plan
     made: MadeModel
     make: Callable[[int], MadeModel]
+    microbatch: int
     recycled: Mapping[str, int]
 
     @property
@@ -196,9 +202,14 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
     model_from, plan_from = model_source(args.model, args.preset), plan_source(name)
     sizes, more = settings_of(model_from, plan_from, args.set)
     options = {**said, **more}
+    samples = args.microbatch or plan_from.microbatch or MICROBATCH
+    if plan_from.microbatch not in (0, samples):
+        raise UsageError(
+            f"--microbatch {samples}: the plan is of microbatches of {plan_from.microbatch}."
+        )
     make = partial(built, model_from, sizes, args.dtype, device, seed)
     with phase(f"build {model_from.name}"):
-        made = make(args.microbatch)
+        made = make(samples)
     with phase("capture"):
         graph = capture(made.model, made.args, made.kwargs, recycled=model_from.recycled)
     plan = Plan(graph, range(devices_of(args)))
@@ -208,7 +219,7 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
         plan.overlap = Overlap(args.overlap, reductions=True, bucket_bytes=args.bucket)
     said = {"moves": args.overlap_moves, "duplex": args.duplex, "pairs": args.pairs}
     plan.overlap = replace(plan.overlap, **{word: True for word, is_on in said.items() if is_on})
-    return AskedProgram(plan, made, make, model_from.recycled)
+    return AskedProgram(plan, made, make, samples, model_from.recycled)
 
 
 def compiled_of(

@@ -42,7 +42,7 @@ def _run(args: argparse.Namespace) -> int:
     _check_processes(args, world)
     args.devices = args.devices or world or 1
     program = program_of(args, device="cpu", seed=args.seed)
-    batch = program.batch(args.microbatch * program.plan.num_microbatches)
+    batch = program.batch(program.microbatch * program.plan.num_microbatches)
     state = {name: value.clone() for name, value in program.made.model.state_dict().items()}
     training = Training(state, batch, args.steps, args.optimizer, args.lr)
     if args.check:

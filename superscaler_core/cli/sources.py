@@ -17,9 +17,12 @@ from torch.utils import _pytree as pytree
 
 from rvdcomm.cli import UsageError
 from superscaler_core.checks import one_of
+from superscaler_core.cost import PROFILES
 from superscaler_core.errors import PlanError
 from superscaler_core.models import MODELS, config_of
 from superscaler_core.plan import DECISIONS_SUFFIX, Decisions, Plan
+from superscaler_core.planners.auto import Setting
+from superscaler_core.planners.auto.families import Filling, named
 from superscaler_core.plans import PLANS, every
 from superscaler_core.plans import option_texts as texts
 from superscaler_core.plans.row import OptionReader
@@ -57,6 +60,7 @@ class Source:
         defaults: the settings that ``--set`` may change, with their defaults.
         readers: parsers of settings that are not parsed by the type of their default.
         also: further settings, used unless the other source has them; their default is None.
+        microbatch: for a plan of microbatches of one size, their samples; otherwise 0.
         call: builds the model for a microbatch size and settings, or fills a plan by settings.
         recycled: for a model, as in ``models.Model``.
     """
@@ -67,6 +71,7 @@ class Source:
     recycled: Mapping[str, int] = field(default_factory=dict)
     readers: Mapping[str, OptionReader] = field(default_factory=dict)
     also: Collection[str] = ()
+    microbatch: int = 0
 
 
 def model_source(name: str, preset: str | None) -> Source:
@@ -100,9 +105,15 @@ def model_source(name: str, preset: str | None) -> Source:
 def plan_source(name: str) -> Source:
     """An sProgram by its name, by a function ``file.py:function``, or by a file of decisions.
 
+    The name may be one of a search's table (``named``).
+
     Raises:
         UsageError: there is no such sProgram; the message names similar ones.
+        PlanError: a name of a search's table has a choice that is not known.
     """
+    setting = named(name)
+    if setting is not None:
+        return _setting_source(name, setting)
     if name.endswith(DECISIONS_SUFFIX):
         if not Path(name).is_file():
             raise UsageError(f"{name}: there is no such file of decisions.")
@@ -122,6 +133,26 @@ def plan_source(name: str) -> Source:
     readers = texts.readers_of(function) if is_shipped else texts.EVERY
     also = [word for word in every.NAMES if word not in takes]
     return Source(name, takes, fill, readers=readers, also=also)
+
+
+def _setting_source(name: str, setting: Setting) -> Source:
+    """The sProgram that a search's table names; it takes the number of microbatches."""
+    default = MICROBATCHES_A_STAGE * setting.pp if setting.pp > 1 else 1
+    num_devices = setting.dp * setting.tp * setting.pp
+
+    def fill(plan: Plan, *, microbatches: int = default) -> None:
+        if len(plan.devices) != num_devices:
+            raise PlanError(
+                f"{name!r} is of {num_devices} devices; here are {len(plan.devices)}: give "
+                f"--devices {num_devices}."
+            )
+        Filling(setting, PROFILES["v100"], 0, microbatches)(plan)
+
+    return Source(name, {"microbatches": default}, fill, microbatch=setting.microbatch)
+
+
+MICROBATCHES_A_STAGE = 4
+"""Microbatches per stage of a pipeline that a search's table names, if none are said."""
 
 
 # --- settings -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.planners.auto import Setting, auto
-from superscaler_core.planners.auto.families import FAMILIES, Filling
+from superscaler_core.planners.auto.families import Filling, named
 from superscaler_core.planners.search import search
 from superscaler_core.precision import Precision
 from superscaler_core.run.transport import Transport
@@ -155,9 +155,9 @@ def pasted(plan: str, example: ModelCall, num_ranks: int, device: torch.device) 
     Raises:
         PlanError: the name has another form, or is of another number of devices or batch.
     """
-    if plan.partition(" ")[0] not in FAMILIES or " " not in plan:
+    setting = named(plan)
+    if setting is None:
         return None
-    setting = Setting.parse(plan)
     sides = setting.dp * setting.tp * setting.pp
     batch = next((len(x) for x in example.tensors if x.dim()), 1)
     if sides != num_ranks or batch % setting.microbatch:

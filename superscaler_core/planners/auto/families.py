@@ -184,3 +184,15 @@ FAMILIES: Mapping[str, Family] = {
     "spatial": Family(_spatial, _fill_spatial),
 }
 """All families by name."""
+
+
+def named(text: str) -> Setting | None:
+    """The setting that ``auto`` names so, such as ``hybrid dp=2 tp=2 pp=1 samples=4 zero=1``.
+
+    None for a text that begins with no family, or has no choices.
+
+    Raises:
+        PlanError: a choice is not known, or its value has another form.
+    """
+    family, space, _ = text.partition(" ")
+    return Setting.parse(text) if space and family in FAMILIES else None

@@ -91,16 +91,19 @@ class Setting:
         """Read the text that ``str`` writes.
 
         Raises:
-            PlanError: the text has another form.
+            PlanError: the text has another form; the message has the known names.
         """
         family, *words = text.split()
-        try:
-            pairs = [word.partition("=") for word in words]
-            given = {name: _READ[name](value or "on") for name, _, value in pairs}
-        except (KeyError, ValueError):
-            raise PlanError(
-                f"{text!r}: expected FAMILY NAME=VALUE ..., as auto names plans."
-            ) from None
+        given = {}
+        for name, _, value in (word.partition("=") for word in words):
+            try:
+                given[name] = _READ[name](value or "on")
+            except (KeyError, ValueError):
+                raise PlanError(
+                    f"{text!r}: {name}={value or 'on'} is no choice of auto's plans, which are "
+                    f"FAMILY NAME=VALUE ... of the names "
+                    f"{', '.join(name for name in _READ if name != 'family')}."
+                ) from None
         return cls(family, **given)
 
     def options(self, *names: str) -> Mapping[str, Any]:

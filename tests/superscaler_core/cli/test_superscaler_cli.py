@@ -178,6 +178,32 @@ def test_without_a_number_of_devices_a_plan_is_for_all_of_the_topology(
     assert f"9 ops on {num} device" in said.out
 
 
+PASTED = "hybrid dp=2 tp=1 pp=2 samples=2 schedule=zero-bubble zero=1"
+
+
+def test_a_name_of_the_table_of_search_is_a_plan_of_its_microbatches(say: Say) -> None:
+    words = ["mlp", PASTED, "--devices", "4", "--set", "microbatches=6", "--dtype", "float64"]
+    said = say(["run", *words, "--threads", "--check", "--steps", "2"])
+    assert "same  as the eager model to 1e-10" in said.out
+    explained = say(["explain", *words]).out
+    assert " F5 " in explained and " F6 " not in explained
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([PASTED], "is of 4 devices; here are 1: give --devices 4"),
+        ([PASTED, "--microbatch", "2"], "--microbatch 2: the plan is of microbatches of 4"),
+        ([PASTED + " zeros=1"], "zeros=1 is no choice of auto's plans, .* names dp, tp, pp,"),
+    ],
+)
+def test_a_name_of_search_that_does_not_fit_is_refused(
+    words: list[str], message: str, say: Say
+) -> None:
+    said = say(["simulate", "mlp", *words])
+    assert re.search(message, said.err)
+
+
 def test_decisions_file_can_be_used_as_a_plan(tmp_path: Path, say: Say) -> None:
     path = str(tmp_path / "mine.plan")
     sizes = ["--devices", "2", "--set", "layers=1"]
