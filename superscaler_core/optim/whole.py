@@ -13,8 +13,10 @@ from rvdcomm.units import bytes_text
 from superscaler_core.errors import PlanError
 from superscaler_core.optim.param_groups import Parameters, named_groups, united
 from superscaler_core.run.owners import Owned, dealt, gathered, owned_by, scattered
-from superscaler_core.training.needs import needs_of_class
+from superscaler_core.training.checksum import checksum
+from superscaler_core.training.needs import is_known, needs_of, needs_of_class
 from superscaler_core.training.optimizer_state import Keeper
+from superscaler_core.training.stepped import warn_once
 from superscaler_core.training.trainer import Trainer
 
 _log = logging.getLogger("superscaler_core")
@@ -96,6 +98,9 @@ class Whole(torch.optim.Optimizer):
         self._stored = dict(trainer.named_parameters())
         known = isinstance(of, type) and needs_of_class(of)[1]
         self._is_together = known if together is None else together
+        # Checksums of the stored values that owners have. None until they have values, so that the
+        # first step brings them on all ranks.
+        self._known: dict[str, int] | None = None
         with trainer.calls.prepared(f"whole({self._kind})") as request:
             request.equal["together"] = str(self._is_together)
             mine = named_groups(params, trainer)
@@ -105,28 +110,44 @@ class Whole(torch.optim.Optimizer):
             request.equal["its options"] = repr(_plain(options))
             every = [name for names, _ in groups for name in names]
             self._frozen = {name for name in every if name not in trainer.trained.names}
-            self._dealt = self._deal([name for name in every if name not in self._frozen])
-            rank = trainer.rank
-            self.owned = {
-                name: nn.Parameter(self._new(name))
-                for name, each in self._dealt.items()
-                if rank in each.owners
-            }
-            own = [
-                {"params": [self.owned[n] for n in names if n in self.owned], **more}
-                for names, more in groups
-            ]
-            self.inner = of(own, **options)
+            trained = [name for name in every if name not in self._frozen]
+            self._make(trained, lambda own: of(own, **options), groups)
+            if together is None and not self._is_together and needs_of(self.inner)[1]:
+                # A function made it, so its class is known only now.
+                self._is_together = True
+                self._make(trained, lambda own: of(own, **options), groups)
             stored = [
                 {**group, "params": [self._stored[n] for n in names if n in self._stored]}
                 for group, (names, _) in zip(self.inner.param_groups, groups, strict=True)
             ]
             super().__init__(stored, dict(self.inner.defaults))
-        # None until owners have values, so that the first step brings them on all ranks.
-        self._versions: dict[str, int] | None = None
+        if together is None and not is_known(self.inner):
+            warn_once(
+                type(self.inner),
+                "is taken for an optimizer that steps each parameter by itself, as Muon does; if "
+                "it needs all together, such as a norm over all, say together=True (and False "
+                "where it does not)",
+            )
         self.bytes_per_step = sum(each.moved_bytes for each in self._dealt.values())
         if trainer.rank == min(trainer.calls.ranks):
             _log.info("%s", self.report())
+
+    def _make(
+        self, names: list[str], of: Callable[[Any], torch.optim.Optimizer], groups: Any
+    ) -> None:
+        """Deal parameters out, and make the optimizer of those that this rank owns."""
+        self._dealt, rank = self._deal(names), self._trainer.rank
+        self.owned = {
+            name: nn.Parameter(self._new(name))
+            for name, each in self._dealt.items()
+            if rank in each.owners
+        }
+        self.inner = of(
+            [
+                {"params": [self.owned[n] for n in names if n in self.owned], **more}
+                for names, more in groups
+            ]
+        )
 
     def report(self) -> str:
         """One line: what is dealt out, and what moves in a step."""
@@ -211,7 +232,9 @@ class Whole(torch.optim.Optimizer):
         self._pull_values()
         self._pull_grads()
         if closure is None or not self._is_together:
-            self.inner.step()
+            # Of a rank that owns nothing, a class may fail to take a norm.
+            if self.owned:
+                self.inner.step()
         else:
             loss = self.inner.step(self._again(closure))
         self._push()
@@ -254,15 +277,16 @@ class Whole(torch.optim.Optimizer):
             if self._is_shared(name):
                 owned.data = self._stored[name].data
         moving = self._moving
-        versions = {name: p._version for name, p in self._stored.items() if name in moving}
+        # Not torch's counters of versions: changes through ``p.data`` are no new version.
+        known = {n: checksum(p) for n, p in self._stored.items() if n in moving}
         with self._trainer.calls.prepared(f"{self._kind}.step") as request:
             self._check_frozen()
-            request.asks = versions != self._versions
+            request.asks = known != self._known
         if request.asks and moving:
-            shards = {name: self._stored[name].detach() for name in versions}
+            shards = {name: self._stored[name].detach() for name in known}
             for name, value in gathered(self._trainer.transport, moving, shards).items():
                 self.owned[name].data.copy_(value)
-            self._versions = versions
+            self._known = known
 
     def _check_frozen(self) -> None:
         for name in self._frozen & self._stored.keys():
@@ -308,7 +332,7 @@ class Whole(torch.optim.Optimizer):
         wholes = {name: p.detach() for name, p in self.owned.items() if name in moving}
         for name, value in scattered(self._trainer.transport, moving, wholes).items():
             self._stored[name].copy_(value.view(self._stored[name].shape))
-        self._versions = {n: p._version for n, p in self._stored.items() if n in moving}
+        self._known = {n: checksum(p) for n, p in self._stored.items() if n in moving}
 
     def _push_grads(self) -> None:
         """Leave where parameters are stored what the inner optimizer left as gradients."""

@@ -119,7 +119,14 @@ def load(folder: str | Path, model: StoredModel, run: Run, *, resume: bool) -> R
 def _read(folder: Path, model: StoredModel, run: Run, *, resume: bool) -> FoundRun:
     """Read and check everything that this rank takes."""
     catalog = open_checkpoint(folder)
-    state = _state(folder) if resume else None
+    try:
+        kept = _state(folder)
+    except rv.CheckpointError:
+        if resume:
+            raise
+        # Of a damaged run the model can still be read.
+        kept = None
+    state = kept if resume else None
     if resume and state is None:
         raise PlanError(
             "it holds a model alone, without the state of a training run: load it without "
@@ -153,7 +160,7 @@ def _read(folder: Path, model: StoredModel, run: Run, *, resume: bool) -> FoundR
         tensors.setdefault(name, {})[key] = found.pop(full)
     # A form without checksums tells no more than the shapes; the run's id tells its saves apart.
     blocks = repr(sorted((n, t.dtype, t.shape, t.blocks) for n, t in catalog.tensors.items()))
-    said = state or RunState([], [], None, None, None, None, [], [])
+    said = kept or RunState([], [], None, None, None, None, [], [])
     identity = hashlib.sha256(f"{said.id} {blocks}".encode()).hexdigest()
     resumed = Resumed(SavedRun(said.step, said.extra), groups, tensors, said.dropout)
     return FoundRun(state, found, resumed, identity)

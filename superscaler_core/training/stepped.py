@@ -102,7 +102,13 @@ class Stepped:
         split = next((name for name in names if not _is_whole(self._parameters[name])), None)
         if kind is None:
             if split is not None and not is_known(optimizer):
-                _warn_once(type(optimizer), self._part(split))
+                kind = type(optimizer).__name__
+                warn_once(
+                    type(optimizer),
+                    f"steps parts of parameters ({self._part(split)}), which is right if it works "
+                    "element by element; if it needs whole tensors, wrap it: "
+                    f"optim.whole({kind}, model, ...)",
+                )
             return
         if split is not None:
             raise PlanError(
@@ -149,15 +155,11 @@ class Stepped:
         return f"this rank stores {stored} of {name!r} {whole}"
 
 
-def _warn_once(kind: type, part: str) -> None:
+def warn_once(kind: type, text: str) -> None:
+    """Warn once about a class of optimizers."""
     mine = object()
     if _WARNED.setdefault(kind, mine) is mine:  # Atomic: ranks may be threads.
-        warnings.warn(
-            f"{kind.__name__} steps parts of parameters ({part}), which is right if it works "
-            "element by element; if it needs whole tensors, wrap it: "
-            f"optim.whole({kind.__name__}, model, ...).",
-            stacklevel=2,
-        )
+        warnings.warn(f"{kind.__name__} {text}.", stacklevel=3)
 
 
 _WARNED: dict[type, object] = {}

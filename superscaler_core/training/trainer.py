@@ -572,7 +572,7 @@ class Trainer:
             optimizer, scheduler, scaler: as given to ``save``; each takes its state.
 
         Returns:
-            The ``step`` and ``extra`` that were saved with the run.
+            The ``step`` and ``extra`` that were saved with the run, also if it is not resumed.
 
         Raises:
             CheckpointError: a tensor is missing, damaged or has another shape; the checkpoint has

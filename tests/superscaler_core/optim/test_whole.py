@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,70 @@ def test_values_that_are_loaded_between_steps_count() -> None:
     model = net(seed=3)
     train(LARS(model.parameters(), lr=0.1), lambda: model(x=batch()).backward(), 1)
     check(on_threads(net(), {"x": batch()}, 2, work, plan="zero3"), dict(model.state_dict()))
+
+
+def test_values_that_are_changed_through_their_data_count() -> None:
+    def trained(model: Any, optimizer: Any, step: Callable[[], Any]) -> dict[str, Tensor]:
+        for _ in range(3):
+            step()
+            optimizer.step()
+            optimizer.zero_grad()
+            for parameter in model.parameters():
+                parameter.data.clamp_(-0.1, 0.1)
+        return dict(model.state_dict())
+
+    model = net()
+    want = trained(model, LAMB(model.parameters()), lambda: model(x=batch()).backward())
+    found = on_threads(
+        net(), {"x": batch()}, 2,
+        lambda p: trained(p, ss.optim.whole(LAMB, p), lambda: p.step(x=batch())), plan="zero3",
+    )  # fmt: skip
+    check(found, want)
+
+
+class NormSGD(torch.optim.Optimizer):
+    """Steps by the gradient over its norm, that of all parameters; nothing in its name says so."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in parameters]).norm()
+        for parameter in parameters:
+            parameter -= 0.1 * parameter.grad / norm
+
+
+class DAdaptNorm(NormSGD):
+    """The same with a name that is known."""
+
+
+@pytest.mark.parametrize(
+    "of", [DAdaptNorm, partial(DAdaptNorm), lambda params: DAdaptNorm(params)],
+    ids=["class", "partial", "function"],
+)  # fmt: skip
+def test_a_function_that_makes_a_known_optimizer_is_as_its_class(of: Callable[..., Any]) -> None:
+    def work(parallel: ss.Parallel) -> dict[str, Tensor]:
+        train(ss.optim.whole(of, parallel), lambda: parallel.step(x=batch()))
+        return parallel.state_dict()
+
+    check(on_threads(net(), {"x": batch()}, 2, work, plan="zero3"), alone(DAdaptNorm))
+
+
+def test_an_unknown_optimizer_warns_unless_it_is_said_what_it_needs() -> None:
+    def work(parallel: ss.Parallel, together: bool | None) -> dict[str, Tensor]:
+        train(
+            ss.optim.whole(NormSGD, parallel, together=together), lambda: parallel.step(x=batch())
+        )
+        return parallel.state_dict()
+
+    each = partial(on_threads, net(), {"x": batch()}, 2, plan="zero3")
+    check(each(partial(work, together=True)), alone(NormSGD))
+    each(partial(work, together=False))
+    with pytest.warns(UserWarning, match="NormSGD is taken for .* say together=True") as said:
+        each(partial(work, together=None))
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize("plan", ["zero3", "one_f_one_b:tp=2,microbatches=2,zero=1"])
