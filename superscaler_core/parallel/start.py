@@ -115,13 +115,18 @@ def parallelize(
                     "whole_loss takes whole batches, and keeps no other results: leave "
                     'Batch(kind="local"), results and step_results out.'
                 )
-            model, loss, example = prepared(model, whole_loss, example)
+            model, loss, example, said = prepared(model, whole_loss, example, said)
             results = loss.names
         chosen: AutoOptions | SProgram | None = None
         if isinstance(plan, str):
             chosen = pasted(plan, example, world.num_ranks, where)
         if is_auto(plan):
             chosen = AutoOptions.of(str(plan), options)
+        if chosen is not None and not is_auto(plan) and options:
+            raise PlanError(
+                f"plan={plan!r} is a name of search, which says all options: leave out "
+                f"{', '.join(options)}, or give a plan's name and options."
+            )
         chosen = chosen or SProgram.of(plan, options)
         if is_auto(plan) and (said.dims or said.is_local):
             raise PlanError(

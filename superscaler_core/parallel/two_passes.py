@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.ops import mix
+from superscaler_core.parallel.batch import Inputs
 from superscaler_core.parallel.parallel import Evaluated, Parallel
 from superscaler_core.parallel.programs import FORWARD, Programs
 from superscaler_core.parallel.whole_loss import GRADS, WholeLoss
+from superscaler_core.run.rank import Rank
 from superscaler_core.run.transport import Transport
 
 
@@ -38,33 +43,42 @@ class TwoPasses(Parallel):
         whole_loss: WholeLoss,
         **options: Any,
     ) -> None:
-        self._whole_loss = whole_loss
-        self._num_samples = next(iter(programs.inputs(call).sizes.values()), 1)
+        self._whole_loss, said = whole_loss, programs.batch
+        self._own = replace(said, dims=dict(said.dims.items() - whole_loss.grad_dims.items()))
         super().__init__(programs, call, transport, **options)
 
     def step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run both passes of one batch, as ``Parallel.step``; every rank passes the whole batch."""
-        features = self._features("the features of a step", args, kwargs, FORWARD)
-        loss, grads = self._whole_loss.grads_of(features)
+        features, rank = self._features("the features of a step", args, kwargs, FORWARD)
+        with _drawing_as_all(rank):
+            loss, grads = self._whole_loss.grads_of(features)
         super().step(*args, **kwargs, **{GRADS: grads})
         return loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Tensor | Evaluated:
         """The loss of one batch in ``eval()`` mode, without gradients."""
-        features = self._features("evaluate", args, kwargs, None)
-        with torch.no_grad():
+        features, rank = self._features("evaluate", args, kwargs, None)
+        with torch.no_grad(), _drawing_as_all(rank):
             return self._whole_loss.loss_of(features)
 
     def _features(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], mode: frozenset[str] | None
-    ) -> list[Tensor]:
+    ) -> tuple[list[Tensor], Rank]:
         """The features of the whole batch, without gradients; buffers stay as they are."""
-        leaves = pytree.tree_leaves((args, kwargs))
-        size = next((len(x) for x in leaves if isinstance(x, Tensor) and x.dim()), 1)
-        zeros = self._whole_loss.zeros(self._num_samples, size)
+        model = self._programs.model
+        own = Inputs.of(self._own, model, ModelCall.of(model, args, {**kwargs, GRADS: ()}))
+        zeros = self._whole_loss.zeros(next(iter(own.sizes.values()), 1))
         compiled, rank, batch = self._chosen(name, args, {**kwargs, GRADS: zeros}, mode)
         before = {key: value.clone() for key, value in rank.changing.items()}
         rank.step(batch)
         rank.take_buffers(before)
         found = self._batches.results(compiled, rank.results)
-        return [found[feature] for feature in self._whole_loss.names]
+        return [found[feature] for feature in self._whole_loss.names], rank
+
+
+@contextmanager
+def _drawing_as_all(rank: Rank) -> Iterator[None]:
+    """Random numbers of the loss are the same on all ranks, and others in every step."""
+    with torch.random.fork_rng([rank.device] if rank.device.type == "cuda" else []):
+        torch.manual_seed(mix(*rank.draws))
+        yield

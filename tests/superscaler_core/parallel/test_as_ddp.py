@@ -221,6 +221,12 @@ def test_a_name_of_the_search_is_a_plan() -> None:
     assert Keep.BLOCK_INPUTS is found.function.setting.keep
 
 
+def test_options_beside_a_name_of_the_search_are_refused() -> None:
+    plan = "hybrid dp=1 tp=1 pp=1 samples=8"
+    with pytest.raises(ss.PlanError, match=r"which says all options: leave out zero, or give"):
+        ss.parallelize(net(), kwargs={"x": batch()}, plan=plan, options={"zero": 3})
+
+
 @pytest.mark.parametrize("plan", ["data_parallel", "one_f_one_b:microbatches=2", "zero3"])
 @pytest.mark.parametrize("size", [1, 3, 5, 7])
 def test_a_last_smaller_batch_is_trained_by_as_many_devices_as_it_has_samples(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -76,8 +77,9 @@ def on_ranks(
     model: Any, loss: Callable[..., Tensor], plan: str, num: int, work: Callable[[TwoPasses], Any],
     **options: Any,
 ) -> list[Any]:  # fmt: skip
-    made, found, call = prepared(model, loss, ModelCall.of(model, (), batch()))
-    programs = ProgramsOfThreads(made, SProgram.of(plan), num, results=found.names, **options)
+    made, found, call, said = prepared(model, loss, ModelCall.of(model, (), batch()), ss.Batch())
+    options = {"results": found.names, "batch": said, **options}
+    programs = ProgramsOfThreads(made, SProgram.of(plan), num, **options)
     ranks = in_threads(
         lambda there: work(TwoPasses(programs, call, there, whole_loss=found)), range(num)
     )
@@ -147,6 +149,105 @@ def test_buffers_change_once_in_a_step() -> None:
     on_ranks(towers(norm=True), clip, "data_parallel", 1, work)
 
 
+class Features(nn.Module):
+    """Returns what ``of`` makes of a linear layer's results; ``scale`` is read in every forward."""
+
+    def __init__(self, of: Callable[..., Any]) -> None:
+        super().__init__()
+        self.layer, self.of, self.scale = nn.Linear(WIDTH, WIDTH), of, 1.0
+        self.anchors = nn.Parameter(torch.randn(8, WIDTH))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.of(self, self.scale * self.layer(x))
+
+
+def spread(found: Any) -> Tensor:
+    """A loss of all features together."""
+    parts = [part.flatten(1) if part.dim() > 1 else part[:, None] for part in found]
+    return sum(((part @ part.mH).abs().logsumexp(-1).mean() for part in parts), torch.zeros(()))
+
+
+FORMS: dict[str, Callable[..., Any]] = {
+    "complex beside real": lambda model, z: (torch.fft.fft(z), z),
+    "complex alone": lambda model, z: (torch.fft.fft(z),),
+    "a parameter as long as the batch": lambda model, z: (z, model.anchors),
+    "samples behind tokens": lambda model, z: (z.view(-1, 2, WIDTH // 2).transpose(0, 1),),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("plan", ["accumulate:microbatches=2", "zero3"])
+def test_features_may_have_any_form(form: str, plan: str) -> None:
+    torch.manual_seed(0)
+    alone = Features(FORMS[form]).double()
+    model = deepcopy(alone)
+    batches = [{"x": batch(size)["x"]} for size in (8, 8, 4)]
+    wanted = []
+    for given in batches:
+        wanted.append(spread(alone(**given)))
+        wanted[-1].backward()
+
+    def work(parallel: TwoPasses) -> None:
+        for given, want in zip(batches, wanted, strict=True):
+            found = parallel.step(**given)
+            torch.testing.assert_close(found, want.detach(), rtol=1e-10, atol=0)
+        grads = dict(alone.named_parameters())
+        for name, parameter in parallel.named_parameters():
+            want = grads[name].grad
+            if parameter.shape == grads[name].shape and want is not None:
+                assert parameter.grad is not None
+                torch.testing.assert_close(parameter.grad, want, rtol=1e-9, atol=1e-12)
+
+    call = ModelCall.of(model, (), batches[0])
+    made, found, call, said = prepared(model, spread, call, ss.Batch())
+    options = {"results": found.names, "batch": said}
+    programs = ProgramsOfThreads(made, SProgram.of(plan), 1, **options)
+    in_threads(lambda t: work(TwoPasses(programs, call, t, whole_loss=found)), range(1))
+
+
+def test_changes_of_the_model_count_as_without_a_whole_loss() -> None:
+    torch.manual_seed(0)
+    model = Features(lambda model, z: (F.dropout(z, 0.5, model.training),)).double()
+    x = batch()["x"]
+    parallel = ss.parallelize(model, (x,), whole_loss=spread)
+    model.eval()
+    torch.testing.assert_close(parallel.step(x), spread(model(x)).detach())
+    model.scale = 3.0
+    torch.testing.assert_close(parallel.step(x), spread(model(x)).detach())
+
+
+def test_random_numbers_of_a_loss_are_those_of_the_step() -> None:
+    def loss(found: Any) -> Tensor:
+        return spread([F.dropout(part, 0.5) for part in found])
+
+    torch.manual_seed(0)
+    model, x = Features(lambda model, z: (z,)).double(), batch()["x"]
+    runs = []
+    for other in (1, 2):
+        parallel = ss.parallelize(deepcopy(model), (x,), whole_loss=loss)
+        torch.manual_seed(other)
+        runs.append([parallel.step(x), parallel.step(x)])
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[0][1]
+
+
+# torch.compile imports torch.jit.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+def test_compiled_models_are_taken_and_other_changes_of_the_call_are_refused() -> None:
+    torch.manual_seed(0)
+    model, x = Features(lambda model, z: (z,)).double(), batch()["x"]
+    want = spread(model(x)).detach()
+    parallel = ss.parallelize(torch.compile(deepcopy(model)), (x,), whole_loss=spread)
+    torch.testing.assert_close(parallel.step(x), want)
+
+    hooked, patched = deepcopy(model), deepcopy(model)
+    hooked.register_forward_hook(lambda module, given, found: found)
+    patched.forward = partial(Features.forward, patched)  # type: ignore[method-assign]
+    for changed, what in ((hooked, "forward hooks"), (patched, "another forward")):
+        with pytest.raises(ss.PlanError, match=f"whole_loss: {what} was set on the model"):
+            ss.parallelize(changed, (x,), whole_loss=spread)
+
+
 def test_what_is_not_possible_is_refused() -> None:
     example = batch()
     with pytest.raises(ss.PlanError, match="whole_loss takes whole batches, and keeps no other"):
@@ -156,6 +257,19 @@ def test_what_is_not_possible_is_refused() -> None:
         def forward(self, x: Tensor) -> Any:
             return x.argmax(), 3
 
+    class Learned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.temperature = nn.Parameter(torch.ones(()))
+
+        def forward(self, found: Any) -> Tensor:
+            return self.temperature * spread(found)
+
+    model = Features(lambda model, z: (z.flatten(),)).double()
+    with pytest.raises(ss.PlanError, match="whole_loss has parameters that are trained, and only"):
+        ss.parallelize(model, (example["x"],), whole_loss=Learned())
+    with pytest.raises(ss.PlanError, match=r"feature 0 .* for 8 samples: return it with a dim"):
+        ss.parallelize(model, (example["x"],), whole_loss=spread)
     with pytest.raises(ss.PlanError, match=r"has \['int'\]"):
         ss.parallelize(Odd(), kwargs={"x": example["x"]}, whole_loss=clip)
 
