@@ -29,7 +29,7 @@ def probed(
     The extents of its inputs are Rows and Same, of degree 0; ``values`` are those of constants.
     """
     random = torch.Generator().manual_seed(op.index)
-    inputs = [_value(t, values, random) for t in op.inputs]
+    inputs = [value_for(t, values, random) for t in op.inputs]
     try:
         changed = _changes(op, inputs, extents, num)
     except Exception as error:
@@ -57,7 +57,7 @@ def _changes(
     before = _run(op, inputs)
     found: list[dict[int, Tensor]] = [{} for _ in before]
     for sample in tried:
-        after = _run(op, _changed(inputs, extents, sample, num))
+        after = _run(op, changed_sample(inputs, extents, sample, num))
         for masks, x, y in zip(found, before, after, strict=True):
             masks[sample] = (y != x) & ~(y.isnan() & x.isnan())
     return found
@@ -68,7 +68,8 @@ def _run(op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return run_part(Part(op), [x.clone() for x in inputs])
 
 
-def _value(tensor: PTensor, values: Mapping[str, Tensor], random: torch.Generator) -> Tensor:
+def value_for(tensor: PTensor, values: Mapping[str, Tensor], random: torch.Generator) -> Tensor:
+    """A value of an op's input: that of a constant, or random numbers."""
     known = values.get(tensor.name)
     if known is not None and not known.is_meta:
         return known
@@ -78,7 +79,7 @@ def _value(tensor: PTensor, values: Mapping[str, Tensor], random: torch.Generato
     return torch.randint(2, tensor.shape, generator=random).to(dtype)
 
 
-def _changed(
+def changed_sample(
     inputs: Sequence[Tensor], extents: Sequence[BatchExtent], sample: int, num: int
 ) -> list[Tensor]:
     """The inputs with another value of one sample."""

@@ -227,7 +227,7 @@ class Programs:
         inputs = self.inputs(call)
         wide = self._captured(inputs.repeated(call), num_microbatches, trained)
         num = 2 * next(iter(inputs.sizes.values())) // num_microbatches
-        flow = flow_of(narrow, wide, num, self._note_of)
+        flow = flow_of(narrow, wide, num, self._note_of, self._has_experts)
         if flow.loss.is_mixed:
             raise PlanError(
                 f"the plan cuts a step into {num_microbatches} microbatches, and the loss of the "
@@ -237,6 +237,9 @@ class Programs:
                 "has its samples along another dim than 0, or belongs to all samples, "
                 'say so, such as batch=ss.Batch(dims={"x": 1, "table": None}).'
             )
+        changed = [name for name in sorted(changing_names(narrow)) if not self._is_statistic(name)]
+        if changed:
+            flow.notes.append(f"{', '.join(changed)}: changed once for each, not once in a step")
         for note in flow.notes:
             self._say(logging.WARNING, f"{num_microbatches} microbatches: {note}")
         return with_totals(narrow, flow, num_microbatches)
@@ -257,6 +260,25 @@ class Programs:
             return ""
         kind = type(module).__name__
         return f"{kind} normalizes every microbatch by its own statistics, as ranks under DDP do"
+
+    def _has_experts(self, path: str) -> bool:
+        """Whether a module has a matrix for each of several experts, or modules that are alike.
+
+        Of the whole model, whose layers are alike, only the former counts.
+        """
+        module = self.model.get_submodule(path)
+        convolutions = [m for m in module.modules() if isinstance(m, nn.modules.conv._ConvNd)]
+        others = {id(p) for m in convolutions for p in m.parameters(recurse=False)}
+        matrices = (p.shape for p in module.parameters() if p.dim() == 3 and id(p) not in others)
+        if any(shape[0] > 1 for shape in matrices):
+            return True
+        lists = (m for m in module.modules() if isinstance(m, nn.ModuleList | nn.ModuleDict))
+        return bool(path) and any(map(_are_alike, lists))
+
+    def _is_statistic(self, name: str) -> bool:
+        """Whether a buffer that a forward replaces is a running statistic of a norm."""
+        module = self.model.get_submodule(name.rpartition(".")[0])
+        return isinstance(module, nn.modules.batchnorm._NormBase)
 
     def _captured(
         self, call: ModelCall, num_microbatches: int, trained: frozenset[str] | None
@@ -396,7 +418,18 @@ def _trains(trained: frozenset[str] | None) -> bool:
 def changing_in(graph: Graph) -> frozenset[str]:
     """The buffers of a graph whose values a step or a state dict may change."""
     loaded = graph.buffers.keys() - graph.folded
-    return frozenset(loaded | {buffer.name for buffer in graph.state})
+    return changing_names(graph) | loaded
+
+
+def changing_names(graph: Graph) -> frozenset[str]:
+    """The buffers of a graph, and frozen parameters, that a forward replaces."""
+    return frozenset(buffer.name for buffer in graph.state)
+
+
+def _are_alike(modules: nn.ModuleList | nn.ModuleDict) -> bool:
+    """Whether modules are at least two, all with parameters of the same shapes."""
+    shapes = [tuple(p.shape for p in module.parameters()) for module in modules.children()]
+    return len(shapes) > 1 and all(each and each == shapes[0] for each in shapes)
 
 
 def fingerprint_of(compiled: Compiled) -> dict[str, str]:

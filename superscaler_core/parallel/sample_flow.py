@@ -16,6 +16,7 @@ from torch import Tensor
 
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.tensor import INPUT, PARAMETER, PTensor
+from superscaler_core.parallel.backward_probe import backward_fault
 from superscaler_core.parallel.extent import (
     SAME,
     UNKNOWN,
@@ -47,6 +48,9 @@ _AVERAGES = {"mean_of_labels"}
 _ROUTERS = {"topk", "one_hot", "argmax", "sort", "top_gating"}
 """Ops by which tokens choose experts."""
 
+_NORMS = {"batch_norm", "instance_norm"}
+"""Ops that read running statistics, which a forward replaces, only to replace them."""
+
 _INEXACT = ("float", "bfloat", "complex")
 """Beginnings of the names of dtypes of fractions."""
 
@@ -72,18 +76,25 @@ class SampleFlow:
     notes: list[str] = field(default_factory=list)
 
 
-def flow_of(narrow: Graph, wide: Graph, num: int, note_of: Callable[[Op], str]) -> SampleFlow:
+def flow_of(
+    narrow: Graph,
+    wide: Graph,
+    num: int,
+    note_of: Callable[[Op], str],
+    has_experts: Callable[[str], bool],
+) -> SampleFlow:
     """Follow the samples through a graph.
 
     Args:
         narrow, wide, num: the graph of a microbatch, and that of two, of ``num`` samples.
         note_of: a note, if an op may compute something for each microbatch by itself that depends
             on several samples; "" if it may not.
+        has_experts: whether a module, by its path, has experts among which its tokens choose.
     """
     known: dict[str, BatchExtent] = {}
     while True:
         flow = SampleFlow(known=dict(known))
-        _Pass(narrow, wide, num, note_of, flow).run()
+        _Pass(narrow, wide, num, note_of, has_experts, flow).run()
         if flow.known.keys() == known.keys():
             return flow
         known = flow.known
@@ -97,6 +108,7 @@ class _Pass:
     wide: Graph
     num: int
     note_of: Callable[[Op], str]
+    has_experts: Callable[[str], bool]
     flow: SampleFlow
     extents: dict[PTensor, BatchExtent] = field(default_factory=dict)
 
@@ -111,6 +123,10 @@ class _Pass:
     def run(self) -> None:
         for op in self.wide.ops:
             inputs = [self._given(t) for t in op.inputs]
+            if op.kind in _NORMS:
+                # What they keep of a batch is for evaluation.
+                pairs = zip(op.inputs, inputs, strict=True)
+                inputs = [UNKNOWN if t in self.wide.state else x for t, x in pairs]
             found = self._outputs(op, inputs)
             routed = frozenset[str]().union(*(x.routed for x in inputs))
             given = frozenset[str]().union(*(x.given for x in inputs if not x.is_mixed))
@@ -144,7 +160,9 @@ class _Pass:
             dim = self.wide.samples_dim(tensor)
             given = frozenset({tensor.name})
             return SAME if dim is None else BatchExtent(Kind.ROWS, dim=dim, given=given)
-        if tensor.kind in (PARAMETER, INPUT) or tensor in self.wide.state:
+        if tensor in self.wide.state:
+            return mixed(f"{tensor.name} is changed by the forward, so by every microbatch")
+        if tensor.kind in (PARAMETER, INPUT):
             return UNKNOWN
         # A constant: the number of samples may be in its value.
         narrow, wide = (graph.constants.get(tensor.name) for graph in (self.narrow, self.wide))
@@ -182,7 +200,8 @@ class _Pass:
     def _note(self, op: Op, inputs: Sequence[BatchExtent]) -> str:
         """A note, if the op may compute each microbatch by itself."""
         above = {module.rpartition(".")[0] for x in inputs for module in x.routed}
-        if any(not m or op.module == m or op.module.startswith(f"{m}.") for m in above):
+        inside = (m for m in above if not m or f"{op.module}.".startswith(f"{m}."))
+        if any(map(self.has_experts, inside)):
             where = op.module or "the model itself"
             return f"experts in {where}: capacity and balancing loss are those of each microbatch"
         return self.note_of(op)
@@ -251,13 +270,23 @@ class _Pass:
         if shift is None or degree is None or (found is None and (shift or degree)):
             return mixed(f"{op.name} computes with the number of samples")
         if found is None:
-            return probed(op, inputs, self.num, self.wide.constants)
+            return self._probed(op, inputs)
         return [
             BatchExtent(Kind.ROWS, degree + shift, *dims[0]) if dims
             else BatchExtent(Kind.TOTAL, degree + shift)
             for operand in op.annotation.outputs
             for dims in [place_in_dim(operand, *found, op.sizes)]
         ]  # fmt: skip
+
+    def _probed(self, op: Op, inputs: Sequence[BatchExtent]) -> list[BatchExtent]:
+        """The results of an op whose annotation has no loop of samples."""
+        values, twin = self.wide.constants, self.twins[op]
+        found = probed(op, inputs, self.num, values)
+        # Ops with rules go back as they go forward.
+        if op.hint and twin is not None and not any(x.is_mixed for x in found):
+            fault = backward_fault(op, twin, inputs, found, self.num, values)
+            found = [mixed(fault)] * len(found) if fault else found
+        return found
 
     def _places(
         self, op: Op, inputs: Sequence[BatchExtent]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from copy import deepcopy
 from itertools import cycle
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 import superscaler_core as ss
 from superscaler_core.parallel import Programs, SProgram
@@ -159,6 +161,113 @@ def test_graph_of_samples_that_count_alike_is_the_captured_one(how: str) -> None
     part = {n: x if x.dim() == 0 else x[: SAMPLES // 3] for n, x in given.items()}
     assert str(graph) == str(ss.capture(module, kwargs=part))
     assert not graph.totals
+
+
+class OverNorm(torch.autograd.Function):
+    """Divides gradients by their norm over the batch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.cumsum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] / grads[0].norm()
+
+
+class TimesNumber(OverNorm):
+    """Multiplies gradients by the number of samples."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * len(grads[0])
+
+
+class Reversed(OverNorm):
+    """The gradient of ``forward``, sample by sample."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0].flip(-1).cumsum(-1).flip(-1)
+
+
+class Top(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        values, indices = x.topk(3, -1)
+        return torch.zeros_like(x).scatter(-1, indices, values)
+
+
+class Layer(nn.Module):
+    """A linear layer with what a ``how`` adds, which does not work sample by sample."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.layer, self.top = how, nn.Linear(6, 6), Top()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+        self.words = nn.Embedding(WORDS, 6, scale_grad_by_freq=how == "frequencies")
+        self.register_buffer("num", torch.zeros(()))
+        self.teacher = nn.Linear(6, 6).requires_grad_(False)
+        self.norm = parametrizations.spectral_norm(nn.Linear(6, 6)) if how == "spectral" else None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens).mean(1)
+        z = self.layers[1](self.layers[0](self.layer(x)))
+        if self.how == "top":
+            z = F.normalize(self.top(z), dim=-1)
+            return (z @ z.T).logsumexp(-1).mean()
+        if self.how == "counter":
+            self.num += 1
+            z = z * self.num
+        if self.how == "unread counter":
+            self.num += 1
+        if self.how == "teacher":
+            with torch.no_grad():
+                self.teacher.weight.mul_(0.9).add_(0.1 * self.layer.weight)
+            z = z - self.teacher(x)
+        of = {"norm": OverNorm, "number": TimesNumber, "alone": Reversed}.get(self.how)
+        z = z if of is None else of.apply(z)
+        z = z if self.norm is None else self.norm(z)
+        return z.square().mean()
+
+
+LAYERS = {
+    "top": "computes with pairs of samples",
+    "counter": "num is changed by the forward, so by every microbatch",
+    "teacher": r"teacher.weight is changed by the forward, so by every microbatch",
+    "spectral": "is changed by the forward, so by every microbatch",
+    "norm": "OverNorm computes gradients of several samples together",
+    "number": "TimesNumber computes gradients with the number of samples",
+    "frequencies": "computes gradients of several samples together",
+}
+
+
+@pytest.mark.filterwarnings("ignore::superscaler_core.errors.OpaqueWarning")
+@pytest.mark.parametrize("how", LAYERS)
+def test_layer_that_does_not_work_sample_by_sample_is_refused(how: str) -> None:
+    torch.manual_seed(0)
+    given = {"tokens": batch()["tokens"]}
+    with pytest.raises(ss.PlanError, match=LAYERS[how]):
+        graph_of(Layer(how).double(), given, 2)
+
+
+@pytest.mark.filterwarnings("ignore::superscaler_core.errors.OpaqueWarning")
+@pytest.mark.parametrize("how", ["none", "alone", "unread counter"])
+def test_layer_that_works_sample_by_sample_trains_as_one_batch(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(0)
+    model, given = Layer(how).double(), {"tokens": batch()["tokens"]}
+    alone = deepcopy(model)
+    want = alone(**given)
+    want.backward()
+    parallel = ss.parallelize(model, kwargs=given, plan="accumulate:microbatches=2")
+    torch.testing.assert_close(parallel.step(**given), want.detach(), rtol=1e-12, atol=0)
+    for name, parameter in parallel.named_parameters():
+        grad = alone.get_parameter(name).grad
+        if grad is not None:
+            torch.testing.assert_close(parameter.grad, grad, rtol=1e-10, atol=1e-14)
+    said = "2 microbatches: num: changed once for each, not once in a step" in caplog.text
+    assert said == (how == "unread counter")
 
 
 class TimeFirst(nn.Module):
