@@ -33,7 +33,7 @@ from superscaler_core.parallel.batch import Batch, Inputs
 from superscaler_core.parallel.routes import groups_of
 from superscaler_core.parallel.sample_flow import flow_of
 from superscaler_core.parallel.sprogram import SProgram
-from superscaler_core.parallel.totals import with_totals
+from superscaler_core.parallel.totals import result_fault, with_totals
 from superscaler_core.parallel.watched import Originals, Reads, Watched
 from superscaler_core.plan import PlacedPart, Plan
 from superscaler_core.schedules import ScheduleError
@@ -237,6 +237,13 @@ class Programs:
                 "has its samples along another dim than 0, or belongs to all samples, "
                 'say so, such as batch=ss.Batch(dims={"x": 1, "table": None}).'
             )
+        for name, extent in flow.results.items():
+            if fault := result_fault(narrow, narrow.results[name], extent):
+                raise PlanError(
+                    f"the plan cuts a step into {num_microbatches} microbatches, which do not make "
+                    f"the result {name!r} of the whole batch: {fault}. Use a plan without "
+                    "microbatches, or let the model return what it is computed of."
+                )
         changed = [name for name in sorted(changing_names(narrow)) if not self._is_statistic(name)]
         if changed:
             flow.notes.append(f"{', '.join(changed)}: changed once for each, not once in a step")

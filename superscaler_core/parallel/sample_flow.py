@@ -63,6 +63,7 @@ class SampleFlow:
 
     Attributes:
         loss: the extent of the loss.
+        results: those of the results beside it, by name.
         known: tensors whose value for the whole batch is found before the step, with their extents.
         shares: readers that divide a sum by one of these, and so read 1/n of its value.
         scaled: readers whose input, a sum, is multiplied by n to add it to means.
@@ -70,6 +71,7 @@ class SampleFlow:
     """
 
     loss: BatchExtent = SAME
+    results: dict[str, BatchExtent] = field(default_factory=dict)
     known: dict[str, BatchExtent] = field(default_factory=dict)
     shares: set[Reader] = field(default_factory=set)
     scaled: set[Reader] = field(default_factory=set)
@@ -146,6 +148,7 @@ class _Pass:
                     made = replace(SAME, is_whole=True, routed=routed)
                 self.extents[tensor] = made
         self.flow.loss = self.extents[self.wide.loss]
+        self.flow.results = {name: self.extents[t] for name, t in self.wide.results.items()}
 
     # --- inputs ---------------------------------------------------------------------------------
 

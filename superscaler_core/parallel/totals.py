@@ -19,6 +19,7 @@ from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.graph import Graph, Op, Total, ops_for
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ACTIVATION, CONSTANT, INPUT, PTensor
+from superscaler_core.parallel.extent import BatchExtent
 from superscaler_core.parallel.sample_flow import SampleFlow
 from superscaler_core.run.evaluate import code_names
 
@@ -80,11 +81,12 @@ def with_totals(graph: Graph, flow: SampleFlow, num: int) -> Graph:
     it, has nothing to change, the graph is the one that was given.
     """
     made = {op: _patched(op, flow, num) for op in graph.ops}
-    if flow.loss.is_total and flow.loss.degree != -1:
-        op = graph.producer[graph.loss]
-        power = flow.loss.degree + 1
-        factor = f"* {num**power}" if power > 0 else f"/ {num**-power}"
-        made[op] = replace(made[op], computes=f"({made[op].code}) {factor}")
+    ends = [(graph.loss, flow.loss), *((graph.results[n], of) for n, of in flow.results.items())]
+    for tensor, extent in dict(ends).items():
+        if extent.is_total and extent.degree != -1:
+            op, power = graph.producer[tensor], extent.degree + 1
+            factor = f"* {num**power}" if power > 0 else f"/ {num**-power}"
+            made[op] = replace(made[op], computes=f"({made[op].code}) {factor}")
     totals: list[Total] = []
     inputs: list[PTensor] = []
     for op in graph.ops:
@@ -105,6 +107,28 @@ def with_totals(graph: Graph, flow: SampleFlow, num: int) -> Graph:
         samples={**graph.samples, **{t.name: None for t in inputs if t.shape}},
         totals=tuple(totals),
     )
+
+
+def result_fault(graph: Graph, tensor: PTensor, extent: BatchExtent) -> str:
+    """Why a result of microbatches is none of the whole batch; "" if it is one.
+
+    Microbatches' results are joined along their samples, and the mean of scalars is taken, of which
+    ``with_totals`` makes a sum.
+    """
+    if extent.is_mixed:
+        return extent.why
+    if extent.is_rows:
+        if extent.degree:
+            return "its values grow with the number of samples"
+        return "" if extent.place.outer == 1 else "its samples are not next to each other"
+    if tensor.shape:
+        return "" if extent.is_known and not extent.is_total else "it is over all samples"
+    op = graph.producer[tensor]
+    is_read = len(op.outputs) > 1 or bool(graph.readers.get(tensor))
+    has_factor = extent.degree != (-1 if extent.is_total else 0)
+    if has_factor and (is_read or not extent.is_total):
+        return "its value grows with the number of samples, and others are computed of it"
+    return ""
 
 
 def _patched(op: Op, flow: SampleFlow, num: int) -> Op:

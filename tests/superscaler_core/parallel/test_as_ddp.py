@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import superscaler_core as ss
 from superscaler_core.parallel.automatic import pasted
+from superscaler_core.parallel.parallel import Evaluated
 from superscaler_core.plan import Keep
 from superscaler_core.training import StorageMeter
 from tests.superscaler_core.parallel.small_nets import batch, net
@@ -82,6 +86,61 @@ def test_a_step_leaves_its_results(plan: str, kind: str) -> None:
     example = {"x": batch(8 if kind == "whole" else 4)}
     on_threads(scored(), example, 2, work, plan=plan, batch=ss.Batch(kind=kind),
                step_results=("scores", "mean"))  # fmt: skip
+
+
+class Measured(nn.Module):
+    """Results that microbatches give, and others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        z = self.layer(x)
+        a = z.argmax(-1)
+        return {
+            "loss": F.cross_entropy(z, y), "scores": z, "classes": a, "mean": z.mean(),
+            "correct": (a == y).sum(), "total": F.cross_entropy(z, y, reduction="sum"),
+            "best": z.max(), "order": z.sort(0).values, "spread": z.std(), "pairs": z @ z.T,
+            "confusion": F.one_hot(y, 6).T @ F.one_hot(a, 6), "columns": z.sum(0),
+            "rolled": z.roll(1, 0),
+        }  # fmt: skip
+
+
+GIVEN = ("scores", "classes", "mean", "correct", "total")
+MIXING = ("best", "order", "spread", "pairs", "confusion", "columns", "rolled")
+
+
+def test_results_are_those_of_the_whole_batch_or_refused() -> None:
+    torch.manual_seed(0)
+    model, y = Measured().double(), torch.randint(6, (8,))
+    given = {"x": batch(8), "y": y}
+    want = {name: value.detach() for name, value in deepcopy(model)(**given).items()}
+
+    def check(found: Mapping[str, Tensor], names: tuple[str, ...]) -> None:
+        for name in names:
+            torch.testing.assert_close(
+                found[name], want[name], rtol=1e-12, atol=0, check_dtype=name != "correct"
+            )
+
+    parallel = ss.parallelize(
+        deepcopy(model), kwargs=given, plan="accumulate:microbatches=2", step_results=GIVEN,
+        results=(*GIVEN, *MIXING),
+    )  # fmt: skip
+    parallel.step(**given)
+    check(parallel.results, GIVEN)
+    # An evaluation needs no microbatches.
+    found = parallel.evaluate(**given)
+    assert isinstance(found, Evaluated)
+    check(found.results, (*GIVEN, *MIXING))
+    for name in MIXING:
+        with pytest.raises(ss.PlanError, match=f"do not make the result '{name}' of the whole"):
+            ss.parallelize(
+                deepcopy(model),
+                kwargs=given,
+                plan="accumulate:microbatches=2",
+                step_results=(name,),
+            )
 
 
 def test_state_of_the_first_rank_alone_and_of_what_is_trained() -> None:
