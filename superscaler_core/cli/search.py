@@ -22,7 +22,7 @@ from superscaler_core.cli.arguments import (
 )
 from superscaler_core.cli.plan import decisions_file
 from superscaler_core.cli.progress import phase
-from superscaler_core.cli.simulate import add_machine, named_profile
+from superscaler_core.cli.simulate import add_machine, named_profile, profile_name
 from superscaler_core.cli.sources import Source, model_source, settings_of
 from superscaler_core.evaluation.found import Found
 from superscaler_core.evaluation.request import Trial
@@ -50,7 +50,7 @@ def _search(args: argparse.Namespace) -> int:
             planner=args.planner,
             budget_secs=args.budget,
             max_tried=args.max_tried,
-            profile=named_profile(args.profile),
+            profile=named_profile(args),
             devices=range(num_devices),
             samples=args.microbatch,
             recycled=model_from.recycled,
@@ -102,7 +102,7 @@ def _next(args: argparse.Namespace, found: Found) -> str:
     for option in ("preset", "dtype", "master_dtype", "topology"):
         value = getattr(args, option)
         words += [f"--{option.replace('_', '-')}", value] if value is not None else []
-    words += ["--profile", args.profile, "--optimizer", args.optimizer]
+    words += ["--profile", profile_name(args), "--optimizer", args.optimizer]
     words += [word for text in args.set for word in ("--set", text)]
     return shlex.join(words)
 

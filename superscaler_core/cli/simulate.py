@@ -14,7 +14,7 @@ from superscaler_core.simulator import PROFILES, DeviceProfile, simulate
 
 def _simulate(args: argparse.Namespace) -> int:
     topology = topology_of(args)
-    profile = named_profile(args.profile)
+    profile = named_profile(args)
     _, compiled = compiled_of(args, topology)
     found = simulate(
         compiled,
@@ -32,8 +32,15 @@ def _simulate(args: argparse.Namespace) -> int:
     return OK if found.fits else FAILED
 
 
-def named_profile(text: str) -> DeviceProfile:
-    """The preset of this name, or the profile in this file."""
+def profile_name(args: argparse.Namespace) -> str:
+    """The profile of the options: without one, that of the topology's preset, or v100."""
+    preset = (args.topology or "").partition(":")[0]
+    return str(args.profile or (preset if preset in PROFILES else "v100"))
+
+
+def named_profile(args: argparse.Namespace) -> DeviceProfile:
+    """The preset of the profile's name, or the profile in this file."""
+    text = profile_name(args)
     if text in PROFILES:
         return PROFILES[text]
     if not Path(text).is_file():
@@ -47,9 +54,9 @@ def named_profile(text: str) -> DeviceProfile:
 def add_machine(parser: argparse.ArgumentParser) -> None:
     """Add the options that describe devices and their links."""
     parser.add_argument(
-        "--profile", metavar="NAME|FILE", default="v100",
+        "--profile", metavar="NAME|FILE",
         help=f"device model: {', '.join(PROFILES)}, or a JSON file that DeviceProfile.save wrote "
-        "(default: v100)",
+        "(default: that of the topology, or v100)",
     )  # fmt: skip
     parser.add_argument(
         "--topology", metavar="NAME:HxD|FILE",

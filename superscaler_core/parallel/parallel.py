@@ -15,6 +15,7 @@ from superscaler_core.compiled import Compiled
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.batches import agreed_example, batches_of
+from superscaler_core.parallel.habits import Habits, Results
 from superscaler_core.parallel.own_batches import OwnBatches
 from superscaler_core.parallel.programs import MadeProgram, Programs, fingerprint_of
 from superscaler_core.run.own_samples import OwnSamples
@@ -41,7 +42,7 @@ class Evaluated(NamedTuple):
     results: Mapping[str, Tensor]
 
 
-class Parallel:
+class Parallel(Habits):
     """One rank's share of a model; ``parallelize`` makes it.
 
     A call stands for the same call of the model on a single device: every rank passes the *whole*
@@ -80,7 +81,7 @@ class Parallel:
         self._batches = batches_of(programs, compiled, transport, self._first.device)
         self.trainer = Trainer(self._first, transport, programs.parameters)
         """The trainer of the example's shape, whose parameters all programs share."""
-        self.results: Mapping[str, Tensor] = {}
+        self.results: Mapping[str, Tensor] = Results()
         """The results of the last step that ``step_results`` of ``parallelize`` names, whole."""
         # The trainer itself knows only where the first program leaves the buffers.
         self.trainer.share_states = lambda: self._last.share_states()
@@ -111,7 +112,7 @@ class Parallel:
         compiled, rank, batch = self._chosen("step", args, kwargs)
         loss = rank.step(batch)
         self._first.draws = rank.draws
-        self.results = self._batches.results(compiled, rank.results)
+        self.results = Results(self._batches.results(compiled, rank.results))
         return loss
 
     def scaled(self, factor: float) -> AbstractContextManager[None]:

@@ -83,3 +83,18 @@ def test_invalid_simulate_request_exits_with_2_and_a_one_line_error(
     assert said.status == 2
     assert message in said.err
     assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ((), "V100-32GB"),
+        (("--topology", "a100:1x2"), "A100"),
+        (("--topology", "ethernet:1x2"), "V100-32GB"),
+        (("--topology", "a100:1x2", "--profile", "h100"), "H100"),
+    ],
+)
+def test_profile_is_that_of_the_topology_unless_it_is_said(
+    words: tuple[str, ...], name: str, say: Say
+) -> None:
+    assert f"on 2 x {name}" in say([*PIPELINE, *words]).out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -135,12 +135,27 @@ def test_results_are_those_of_the_whole_batch_or_refused() -> None:
     check(found.results, (*GIVEN, *MIXING))
     for name in MIXING:
         with pytest.raises(ss.PlanError, match=f"do not make the result '{name}' of the whole"):
-            ss.parallelize(
-                deepcopy(model),
-                kwargs=given,
-                plan="accumulate:microbatches=2",
-                step_results=(name,),
-            )
+            ss.parallelize(model, kwargs=given, plan="accumulate", step_results=(name,))
+
+
+@pytest.mark.parametrize(
+    ("habit", "error", "words"),
+    [
+        (lambda model: model(x=batch(8)), TypeError, r"model\.step\(\.\.\.\) runs forward and"),
+        (lambda model: model.train(), AttributeError, r"call model\.train\(\) there"),
+        (lambda model: model.zero_grad(), AttributeError, "of the optimizer"),
+        (lambda model: model.no_sync(), AttributeError, r"inside scaled\(1 / n\)"),
+        (lambda model: model.module, AttributeError, "keeps its first values"),
+        (lambda model: model.nothing, AttributeError, r"has no attribute 'nothing'\.$"),
+        (lambda model: model.results["logits"], KeyError, r"the steps keep none; name it in step_"),
+    ],
+)
+def test_habits_of_torch_are_told_what_there_is_instead(
+    habit: Callable[[Any], Any], error: type[Exception], words: str
+) -> None:
+    parallel = ss.parallelize(net(), kwargs={"x": batch(8)})
+    with pytest.raises(error, match=words):
+        habit(parallel)
 
 
 def test_state_of_the_first_rank_alone_and_of_what_is_trained() -> None:
