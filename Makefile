@@ -15,10 +15,10 @@ WORLD_TESTS := tests/dist tests/bench tests/checkpoint tests/fuzz tests/supersca
 PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test cpp bench check dist clean
+.PHONY: help venv test test-all cpp bench check dist clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo 'PYTHON=... picks the interpreter of the environment (3.11 or newer; now $(PYTHON)).'
 
 venv: $(VENV)/.installed  ## create .venv with rvdcomm (editable) and what its tests and plots need
@@ -37,6 +37,9 @@ test: $(VENV)/.installed  ## run all tests: in C++, unit tests, those that spawn
 	echo '== Without the native core, two at a time'; \
 	RVDCOMM_NATIVE=0 $(BIN)/python -m pytest -n 2 -m 'not native' $(CORELESS_TESTS) || failed=1; \
 	exit $$failed
+
+test-all:  ## run all tests, with every case of those that have many (some minutes more)
+	RVDCOMM_ALL=1 $(MAKE) test
 
 cpp: $(VENV)/.installed  ## build the extension again, after a change in csrc/
 	$(BIN)/python -m pip install --quiet -e .

@@ -65,6 +65,7 @@ def test_no_plan_beats_the_bound_on_random_pairs(seed: int) -> None:
     assert found == []
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
 def test_no_plan_beats_the_bound_on_any_pair_of_eight_ranks(topology: rv.Topology) -> None:
     found = []

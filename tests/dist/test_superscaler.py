@@ -202,6 +202,7 @@ def case_to_folder(case: Case, folder: Path) -> None:
     torch.save((start, alone.losses, dict(alone.parameters)), folder / "alone.pt")
 
 
+@pytest.mark.many(18)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_plan_trains_the_same_weights_as_one_device(
     worlds: Worlds, case: Case, tmp_path: Path

@@ -98,6 +98,7 @@ def assert_trains(name: str, plan: ss.Plan, folder: Path) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.many(10)
 @pytest.mark.parametrize("name, how", CASES)
 def test_a_model_trains_as_in_torch(name: str, how: str, tmp_path: Path) -> None:
     plan = ss.Plan(graph_of(name), devices=range(2))

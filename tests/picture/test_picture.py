@@ -108,6 +108,7 @@ def states(plan):
 # --- what is in a picture -----------------------------------------------------------------------
 
 
+@pytest.mark.many(6)
 def test_picture_has_one_arrow_per_sender_and_receiver_of_a_step(plan):
     names = {"message-{}-{}-{}".format(*pair) for pair in pairs(plan)}
     assert set(found(plan, "message")) == names
@@ -141,6 +142,7 @@ def test_every_host_has_a_frame():
 # --- how it looks -------------------------------------------------------------------------------
 
 
+@pytest.mark.many(6)
 def test_texts_do_not_overlap(plan):
     assert_legible(plan)
 

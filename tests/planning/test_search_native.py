@@ -54,6 +54,7 @@ def differing(pairs: Iterable[tuple[rv.Layout, rv.Layout]], topology: rv.Topolog
     return found
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize(
     "num_ranks, shape, sizes, links",
     [

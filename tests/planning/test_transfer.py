@@ -52,6 +52,7 @@ def ends_of(
             yield step.src.source, step.dst.source
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("num_src, num_dst, topology", WORLDS.values(), ids=WORLDS)
 def test_closed_form_equals_the_counted_cost(
     num_src: int, num_dst: int, topology: rv.Topology

@@ -34,6 +34,7 @@ def left_by_level(load: Load, ports: Ports) -> list[int]:
     return levels
 
 
+@pytest.mark.many(4)
 @worlds
 def test_modelled_loads_equal_counted_loads_into_ports_and_out_of_levels(
     world: World, monkeypatch: pytest.MonkeyPatch

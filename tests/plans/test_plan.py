@@ -40,6 +40,7 @@ WORLDS = [
 LARGE_WORLDS = [(8, (8, 16, 24)), (8, (6, 10, 14)), (12, (12, 24)), (12, (14, 10))]
 
 
+@pytest.mark.many(8)
 @pytest.mark.parametrize("num_ranks, shape", WORLDS)
 def test_plans_of_every_pair_give_right_data_and_exact_costs(
     num_ranks: int, shape: tuple[int, ...]
@@ -47,6 +48,7 @@ def test_plans_of_every_pair_give_right_data_and_exact_costs(
     assert sweep(all_pairs(shape, num_ranks)) == []
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("num_ranks, shape", LARGE_WORLDS)
 @pytest.mark.parametrize("half", ["first", "second"])
 def test_plans_of_drawn_pairs_of_large_worlds_give_right_data_and_exact_costs(
@@ -68,6 +70,7 @@ TWO_LEVELS = [
 ]
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize(
     "hosts, shape", [row[1:] for row in TWO_LEVELS], ids=[row[0] for row in TWO_LEVELS]
 )
@@ -78,6 +81,7 @@ def test_plans_over_hosts_give_right_data_and_exact_costs(
     assert sweep(all_pairs(shape, len(topology.ranks)), topology) == []
 
 
+@pytest.mark.many(4)
 @pytest.mark.parametrize("seed", range(8))
 def test_plans_of_random_pairs_give_right_data_and_exact_costs(seed: int) -> None:
     rng = random.Random(seed)

@@ -29,6 +29,7 @@ def drawn(seed: int) -> tuple[rv.Layout, rv.Layout, rv.Network]:
     return src, dst, network
 
 
+@pytest.mark.many(30)
 @pytest.mark.parametrize("executor", ["auto", "dist"])
 @pytest.mark.parametrize("seed", range(40))
 def test_plans_on_random_networks_are_right_and_not_below_the_bound(

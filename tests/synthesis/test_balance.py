@@ -43,6 +43,7 @@ def balanced(src: rv.Layout, dst: rv.Layout, network: rv.Network, style: Style) 
     return forest
 
 
+@pytest.mark.many(20)
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("layouts", [GATHER, SCATTER, REDUCE], ids=["gather", "scatter", "reduce"])
 def test_trees_are_near_the_bound_on_known_networks(name: str, layouts: tuple[str, str]) -> None:

@@ -34,6 +34,7 @@ def state_of(model: Model) -> list[dict[str, Tensor] | object]:
     return [state, kept]
 
 
+@pytest.mark.many(12)
 @pytest.mark.parametrize(
     "names, how", [(CAPTURED[i::16], how) for i in range(16) for how in [*HOW][i % 4 :: 2]]
 )

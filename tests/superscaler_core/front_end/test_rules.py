@@ -257,6 +257,7 @@ def check_flops(graph, model, integers):
     assert products / 2 <= flops <= products + 15 * elements
 
 
+@pytest.mark.many(40)
 @pytest.mark.parametrize(
     "name, function, tensors, annotation, code", CASES, ids=[c[0] for c in CASES]
 )

@@ -94,6 +94,7 @@ LOSS_BYTES = 16
 """Bytes of the loss and of its share, which the footprint omits."""
 
 
+@pytest.mark.many(12)
 @pytest.mark.parametrize("case", [*CASES, *HALVES], ids=str)
 def test_predicted_memory_is_within_ten_percent_of_a_real_step(case: Case, tmp_path: Path) -> None:
     made = case.compiled()

@@ -63,6 +63,7 @@ def test_batches_of_any_shape_train_as_on_one_device(case: str, num_ranks: int) 
     check_shapes(*PLANS[case], num_ranks)
 
 
+@pytest.mark.many(3)
 @pytest.mark.parametrize("case", ["data", "tensor", "zero3", "pipeline", "hybrid"])
 def test_decisions_of_a_file_train_on_batches_of_any_shape(case: str, tmp_path: Path) -> None:
     programs = Programs(words(), SProgram.of(*PLANS[case]), 4)

@@ -86,6 +86,7 @@ def on_ranks(
     return [*ranks.values()]
 
 
+@pytest.mark.many(6)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("loss", [clip, siglip, supcon])
 def test_steps_and_losses_are_those_of_the_whole_batch(

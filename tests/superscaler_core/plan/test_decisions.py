@@ -17,6 +17,7 @@ from tests.superscaler_core.cases import Case
 from tests.superscaler_core.program.test_step_program import CASES
 
 
+@pytest.mark.many(20)
 @pytest.mark.parametrize("case", {case.plan: case for case in CASES}.values(), ids=str)
 def test_decisions_round_trip_through_text_and_give_the_same_program(case: Case) -> None:
     compiled = case.compiled()

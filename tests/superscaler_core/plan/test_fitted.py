@@ -36,6 +36,7 @@ def filled(words: str, samples: int) -> Plan:
     return plan
 
 
+@pytest.mark.many(14)
 @pytest.mark.parametrize("words", WORDS)
 @pytest.mark.parametrize("samples", [4, 8, 16])
 def test_decisions_of_a_batch_fit_another_one_as_the_plan_itself_does(

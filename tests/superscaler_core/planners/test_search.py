@@ -379,7 +379,7 @@ def test_setting_parses_back_from_its_text(model: str, few_moves: None) -> None:
 
 
 def test_invalid_text_of_a_setting_is_rejected() -> None:
-    with pytest.raises(ss.PlanError, match="expected FAMILY NAME=VALUE"):
+    with pytest.raises(ss.PlanError, match="width=3 is no choice of auto's plans"):
         Setting.parse("hybrid dp=2 width=3")
 
 

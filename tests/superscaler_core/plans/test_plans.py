@@ -96,6 +96,7 @@ def trained(case: Case, folder: Path, start: dict[str, Tensor]) -> list[Trained]
     return list(ss.run_threads(folder, lambda t: train(t, case, start), ranks).values())
 
 
+@pytest.mark.many(19)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_plan_trains_the_same_weights_as_one_device(case: Case, tmp_path: Path) -> None:
     check_trains(case, tmp_path)

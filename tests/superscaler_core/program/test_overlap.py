@@ -40,6 +40,7 @@ CASES = [
 ]
 
 
+@pytest.mark.many(12)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_plans_with_overlap_train_the_same_weights_as_one_device(
     case: Case, tmp_path: Path

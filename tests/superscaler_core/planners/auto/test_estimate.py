@@ -137,6 +137,7 @@ OTHERS: list[tuple[Callable[[int], ss.Graph], dict[str, ss.Precision], str]] = [
 ROWS = [*((graph, dict[str, ss.Precision](), text) for text in SETTINGS), *OTHERS]
 
 
+@pytest.mark.many(10)
 @pytest.mark.parametrize(
     "model, more, text", ROWS, ids=[f"{model.__name__}-{text}" for model, _, text in ROWS]
 )
