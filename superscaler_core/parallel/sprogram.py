@@ -65,6 +65,8 @@ class SProgram:
         """
         if isinstance(plan, str) and plan.endswith(DECISIONS_SUFFIX):
             plan = Decided.of(plan)
+        if isinstance(plan, str) and f"{DECISIONS_SUFFIX}:" in plan:
+            raise PlanError(f"{plan!r}: a file of decisions says everything, and takes no options.")
         plan, said = parse_plan(plan) if isinstance(plan, str) else (plan, {})
         if isinstance(plan, str):
             one_of("plan", plan, PLANS)

@@ -60,7 +60,10 @@ def _zero(plan: Plan, given: Options) -> None:
         raise PlanError(f"zero={level}: it is 1 (states), 2 (gradients), 3 (weights), or 0 (none).")
     if (shard or is_whole) and not level:
         said = f"shard={shard}" if shard else "whole=true"
-        raise PlanError(f"{said} is about storage that is cut: add zero=1, zero=2 or zero=3.")
+        raise PlanError(
+            f"{said} is about storage that this option cuts: add zero=1, "
+            "zero=2 or zero=3, to a plan that does not cut it, as data_parallel."
+        )
     if level:
         (deal_storage if is_whole else shard_storage)(plan, shard)
     if level == 2:

@@ -49,6 +49,8 @@ def parse_plan(text: str) -> tuple[str, dict[str, Any]]:
                 f"{text}: expected {name}:OPTION=VALUE,OPTION=VALUE, not {word.strip()!r}; {name} "
                 f"takes {', '.join(defaults) or 'nothing'}, and every plan {', '.join(EVERY)}."
             )
+        if option in found:
+            raise PlanError(f"{text}: {option} is said twice.")
         found[option] = value_of(name, option, value)
     return name, found
 

@@ -10,6 +10,7 @@ from itertools import pairwise, product
 from typing import ClassVar
 
 from superscaler_core.cost import DeviceProfile
+from superscaler_core.errors import PlanError
 from superscaler_core.evaluation.request import Request
 from superscaler_core.evaluation.shortened import even
 from superscaler_core.graph.blocks import Blocks
@@ -194,5 +195,10 @@ def named(text: str) -> Setting | None:
     Raises:
         PlanError: a choice is not known, or its value has another form.
     """
-    family, space, _ = text.partition(" ")
-    return Setting.parse(text) if space and family in FAMILIES else None
+    family, *words = text.split()
+    if not words or family not in FAMILIES:
+        return None
+    said = {word.partition("=")[0] for word in words}
+    if missing := [name for name in ("dp", "tp", "pp", "samples") if name not in said]:
+        raise PlanError(f"{text!r}: a name of search says {', '.join(missing)} too.")
+    return Setting.parse(text)

@@ -295,6 +295,11 @@ def test_a_name_of_the_search_is_a_plan() -> None:
     assert Keep.BLOCK_INPUTS is found.function.setting.keep
 
 
+def test_a_name_of_the_search_says_all_degrees_and_samples() -> None:
+    with pytest.raises(ss.PlanError, match="a name of search says tp, pp, samples too"):
+        ss.parallelize(net(), kwargs={"x": batch()}, plan="hybrid dp=1")
+
+
 def test_options_beside_a_name_of_the_search_are_refused() -> None:
     plan = "hybrid dp=1 tp=1 pp=1 samples=8"
     with pytest.raises(ss.PlanError, match=r"which says all options: leave out zero, or give"):

@@ -65,7 +65,7 @@ def test_groups_of_shards_replicate_each_other() -> None:
     assert plan.overlap == every.OVERLAPPED
 
 
-@pytest.mark.parametrize("text", ["data_parallel", "megatron", "one_f_one_b:tp=2", "zero3:zero=3"])
+@pytest.mark.parametrize("text", ["data_parallel", "megatron", "one_f_one_b:tp=2", "zero3"])
 def test_whole_parameters_are_dealt_out_to_devices_that_read_them(text: str) -> None:
     """Each is on one device, and no device has more than the mean and the largest one."""
     joint = "," if ":" in text else ":"
@@ -99,10 +99,12 @@ def test_experts_are_dealt_out_under_any_plan() -> None:
     ("text", "words"),
     [
         ("zero1:zero=4", "zero=4: it is 1"),
-        ("zero1:shard=2", "shard=2 is about storage that is cut: add zero=1"),
-        ("zero1:whole=true", "whole=true is about storage that is cut"),
+        ("zero1:shard=2", "shard=2 is about storage that this option cuts: add zero=1"),
+        ("zero1:whole=true", "whole=true is about storage .* a plan that does not cut it"),
         ("zero1:zero=1,shard=3", "shard=3: 4 devices read the same of"),
         ("zero1:experts=true", "has no experts"),
+        ("data_parallel:zero=1,zero=2", "zero is said twice"),
+        ("best.plan:keep=block_inputs", "a file of decisions says everything"),
     ],
 )
 def test_wrong_values_are_refused(text: str, words: str) -> None:
