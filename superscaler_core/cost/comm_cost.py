@@ -366,12 +366,15 @@ def _form_of(path: rv.Path) -> tuple[object, ...]:
 
     In a path with only even shards it does not depend on the tensor's size.
     """
+    states = [tuple(chain.from_iterable(step.step_exchanges)) for step in path.steps]
+    # One pair may have paths of other kinds, for another dtype.
+    steps = tuple(
+        (step.kind, step.direct, step.num_slices, step.groups, tuple(s.text for s in mine))
+        for step, mine in zip(path.steps, states, strict=True)
+    )
     ends = path.src, path.dst
-    exchanges = chain.from_iterable(step.step_exchanges for step in path.steps)
-    states = [state.source for state in chain.from_iterable(exchanges)]
-    if not all(state.is_even for state in (*ends, *states)):
-        return ends
-    steps = tuple((step.kind, step.num_slices, step.dst.text) for step in path.steps)
+    if not all(state.is_even for state in (*ends, *(s.source for s in chain(*states)))):
+        return steps, ends
     return steps, *((layout.rvd, layout.ranks) for layout in ends)
 
 

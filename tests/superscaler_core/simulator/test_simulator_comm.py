@@ -69,6 +69,34 @@ def test_wire_costs_of_many_sizes_and_layouts_equal_their_plans(where: str) -> N
     assert secs == pytest.approx([cost.secs for cost in costs], rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("num", "src", "dst"),
+    [
+        (20001, "R(1)V(8)D(1)", "R(8)V(1)D(1)"),
+        (20001, "R(1)V(4)D(2)", "R(8)V(1)D(1)"),
+        (200001, "R(2)V(4)D(1)", "R(8)V(1)D(1)"),
+    ],
+)
+def test_paths_of_uneven_shards_of_other_dtypes_have_their_own_costs(
+    num: int, src: str, dst: str
+) -> None:
+    """The fastest path depends on the bytes; one ``CommCosts`` prices all of them."""
+    topology = rv.Topology.hosts(
+        [range(4), range(4, 8)], intra=rv.Link(5e-6, 120e9), inter=rv.Link(1.5e-5, 11e9)
+    )
+    layouts = [rv.Layout((num,), text) for text in (src, dst)]
+    pairs = [
+        Transfer(rv.Box.of_shape((num,)), *layouts, dtype)
+        for dtype in ("float16", "float64", "float16", "float32")
+    ]
+    kinds = {tuple(s.kind for s in each.plan(topology).path.steps) for each in pairs}
+    assert len(kinds) > 1
+    shared = CommCosts(topology)
+    for each in pairs:
+        cost = each.plan(topology).cost
+        assert shared.of([each], "rvd").ticks == pytest.approx(1e12 * cost.secs, rel=1e-6)
+
+
 @pytest.mark.parametrize(("where", "src", "dst"), WHERE)
 def test_point_to_point_bytes_equal_those_of_the_benchmark(where: str, src: str, dst: str) -> None:
     sub_transfer = transfer(src, dst)
