@@ -11,14 +11,16 @@ import threading
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise, product
 from typing import Any
 
 from torch import nn
 
+import rvdcomm as rv
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.errors import OpaqueWarning, PlanError
 from superscaler_core.front_end import capture
@@ -483,9 +485,29 @@ def on_one_device(graph: Graph) -> Plan:
     return plan
 
 
+def _pieces(box: rv.Box, others: Iterable[rv.Box]) -> list[rv.Box]:
+    """A box cut wherever one that overlaps it begins or ends."""
+    near = [other for other in others if other != box and box.overlaps(other)]
+    ends = [
+        sorted({lo, hi, *(x for o in near for x in (o.lo[i], o.hi[i]) if lo < x < hi)})
+        for i, (lo, hi) in enumerate(zip(box.lo, box.hi, strict=True))
+    ]
+    found = []
+    for each in product(*map(pairwise, ends)):
+        lo, hi = zip(*each, strict=True) if each else ((), ())
+        found.append(rv.Box(lo, hi))
+    return found
+
+
 def _placed(storage: Sharding) -> tuple[PlacedPart, ...]:
-    """The parts of an optimizer's op by which a parameter is stored like this."""
-    holders = grouped((shard.box, device) for device, shard in sorted(storage.shards.items()))
+    """The parts of an optimizer's op by which a parameter is stored like this.
+
+    Where a device stores some of what another one stores, as of a tied embedding, boxes are cut
+    into pieces that are equal or apart.
+    """
+    boxes = {device: shard.box for device, shard in sorted(storage.shards.items())}
+    cut = {box: _pieces(box, boxes.values()) for box in {*boxes.values()}}
+    holders = grouped((piece, device) for device, box in boxes.items() for piece in cut[box])
     found = []
     for box, devices in holders.items():
         ends = enumerate(zip(box.lo, box.hi, strict=True))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import superscaler_core as ss
@@ -460,6 +461,52 @@ def test_result_without_samples_is_evaluated_in_a_single_microbatch(
     assert re.search(
         r"2 microbatches, which do not make the result 'sums' of the whole batch", caplog.text
     )
+
+
+class Tied(nn.Module):
+    """Words that a look-up cuts by width, and the last layer reads whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(16, 8)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8))
+            for _ in range(4)
+        )
+        self.head = nn.Linear(8, 16, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+
+
+@pytest.mark.parametrize("plan, num", [("interlaced:microbatches=2", 2), ("interlaced:tp=2", 4)])
+def test_tied_words_that_ranks_store_some_of_train_on_batches_of_any_size(
+    plan: str, num: int
+) -> None:
+    torch.manual_seed(0)
+    model, batches = Tied().double(), [torch.randint(16, (size, 4)) for size in (8, 6, 3, 8)]
+    alone = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for tokens in batches:
+        alone(tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def work(parallel: ss.Parallel) -> dict[str, Tensor]:
+        mine = torch.optim.SGD(parallel.parameters(), lr=0.1)
+        for tokens in batches:
+            parallel.step(tokens=tokens)
+            mine.step()
+            mine.zero_grad()
+        return parallel.state_dict()
+
+    for state in on_threads(model, {"tokens": batches[0]}, num, work, plan=plan).values():
+        for name, value in alone.state_dict().items():
+            torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-12)
 
 
 def test_inactive_programs_hold_no_copies_of_weights() -> None:
