@@ -234,7 +234,8 @@ class Programs:
             raise PlanError(
                 f"the plan cuts a step into {num_microbatches} microbatches, and the loss of the "
                 f"whole batch is no sum over them: {flow.loss.why} (of "
-                f"{', '.join(sorted(flow.loss.given))}). Use a plan without microbatches; or let "
+                f"{', '.join(sorted(flow.loss.given))}). Use a plan without microbatches, or "
+                "microbatches=1 of one that takes them; or let "
                 "the model return features, and give their loss as whole_loss=...; or, if an input "
                 "has its samples along another dim than 0, or belongs to all samples, "
                 'say so, such as batch=ss.Batch(dims={"x": 1, "table": None}).'
