@@ -80,13 +80,15 @@ def capture(
     kept = tuple(dict.fromkeys(results))
     called = ModelCall.of(model, args, kwargs, num_results=num_results, results=kept)
     check_dense("input", called.named)
+    learned = tuple(tensor.requires_grad for tensor in called.tensors)
     called = called.copied(model)
 
     def call() -> tuple[TracedProgram, Graph]:
         try:
             program = trace(model, called)
             names = tuple(map(str, kept))
-            return program, graph_of(program, model, title, recycled or {}, names, changing)
+            made = graph_of(program, model, title, recycled or {}, names, changing, learned)
+            return program, made
         except CaptureError as error:
             if not error.node:
                 raise

@@ -44,6 +44,7 @@ def graph_of(
     recycled: Mapping[str, int],
     results: Sequence[str] = (),
     changing: Collection[str] = (),
+    learned: Sequence[bool] = (),
 ) -> Graph:
     """Turn a program that was traced from a model into a graph of this name.
 
@@ -52,13 +53,15 @@ def graph_of(
         recycled: inputs, each with the number of the output that is its value in the next pass.
         results: names of the last outputs of the program, which are kept beside the loss.
         changing: as in ``capture``.
+        learned: for every input, whether the step computes its gradient; none if not given.
 
     Raises:
         CaptureError: a call cannot be a part of a graph; the message names the call.
     """
-    made = _Conversion(program, model, name, changing, {}).graph(recycled, results)
+    made = _Conversion(program, model, name, changing, {}).graph(recycled, results, learned)
     if packings := find_packings(made):
-        made = _Conversion(program, model, name, changing, packings).graph(recycled, results)
+        again = _Conversion(program, model, name, changing, packings)
+        made = again.graph(recycled, results, learned)
     return made
 
 
@@ -114,12 +117,16 @@ class _Conversion:
         self.averages = self._find_averages()
         self.storages = Storages(self)
 
-    def graph(self, recycled: Mapping[str, int], results: Sequence[str]) -> Graph:
+    def graph(
+        self, recycled: Mapping[str, int], results: Sequence[str], learned: Sequence[bool]
+    ) -> Graph:
         # State dicts have the names of weights, so that these names come first.
         self._add_parameters()
         self.builder.reserve([*self.program.buffers.values(), *self.averages])
-        for name, value in self.program.inputs:
-            self.values[Ref(name)] = self.builder.input(name, value.shape, value.dtype)
+        for i, (name, value) in enumerate(self.program.inputs):
+            is_learned = i < len(learned) and learned[i]
+            made = self.builder.input(name, value.shape, value.dtype, learned=is_learned)
+            self.values[Ref(name)] = made
         self._add_constants()
         for node in self.program.nodes:
             self.builder.checkpoint = node.checkpoint
@@ -325,7 +332,7 @@ class _Conversion:
         results = (result,) if isinstance(result, PTensor) else tuple(result)
         if not node.with_grad and not node.is_passed_on:
             # If a rule returns an argument, torch returns another tensor here, without gradient.
-            given = {tensor for tensor in call.tensors if tensor.requires_grad}
+            given = {tensor for tensor in call.tensors if self.builder.has_grad(tensor)}
             results = tuple(call.without_grad(x) if x in given else x for x in results)
         return results
 

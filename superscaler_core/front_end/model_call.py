@@ -107,10 +107,15 @@ class ModelCall:
 
     @cached_property
     def form(self) -> Hashable:
-        """A key that is equal for calls that one program can do: only values of tensors differ."""
+        """A key that is equal for calls that one program can do: only values of tensors differ.
+
+        Programs differ by which of them require gradients.
+        """
         leaves, form = pytree.tree_flatten((self.args, self.kwargs))
         return str(form), tuple(
-            (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else (type(leaf), leaf)
+            (tuple(leaf.shape), leaf.dtype, leaf.requires_grad)
+            if isinstance(leaf, Tensor)
+            else (type(leaf), leaf)
             for leaf in leaves
         )
 

@@ -25,6 +25,7 @@ class GraphBuilder:
     _ops: list[Op] = field(default_factory=list)
     _makers: dict[PTensor, Op] = field(default_factory=dict)
     _inputs: list[PTensor] = field(default_factory=list)
+    _learned: set[PTensor] = field(default_factory=set)
     _parameters: dict[str, PTensor] = field(default_factory=dict)
     _aliases: dict[str, str] = field(default_factory=dict)
     _constants: dict[str, Any] = field(default_factory=dict)
@@ -40,17 +41,26 @@ class GraphBuilder:
         """Keep the names of buffers for the constants that they may become."""
         self._reserved.update(names)
 
-    def input(self, name: str, shape: Sequence[int], dtype: str) -> PTensor:
+    def input(
+        self, name: str, shape: Sequence[int], dtype: str, *, learned: bool = False
+    ) -> PTensor:
         """Add an argument of the model, with the shape of one microbatch.
 
         A weight keeps its name, which state dicts have. An argument with the name of a weight
-        that was added before is an input of another name.
+        that was added before is an input of another name. Of one that is ``learned``, the caller
+        wants the gradient, which autograd brings to it: what is computed of it has a gradient.
         """
         made = PTensor(self._unique(name), tuple(shape), dtype, INPUT, False)
         self._inputs.append(made)
+        if learned:
+            self._learned.add(made)
         if made.name != name:
             self._arguments[name] = made.name
         return made
+
+    def has_grad(self, tensor: PTensor) -> bool:
+        """Whether the step computes a gradient with respect to a tensor."""
+        return tensor.requires_grad or tensor in self._learned
 
     def parameter(
         self, name: str, shape: Sequence[int], dtype: str, requires_grad: bool = True
@@ -150,7 +160,7 @@ class GraphBuilder:
             found = made.sizes([t.shape for t in inputs], shapes, sizes)
         except AnnotationError as error:
             raise AnnotationError(f"op {name}: {error}") from None
-        grad = differentiable and any(t.requires_grad for t in inputs)
+        grad = differentiable and any(map(self.has_grad, inputs))
         with_grad = len(outputs) if num_grads is None else num_grads
         results: tuple[PTensor, ...] = ()
         for i, (shape, (_, dtype)) in enumerate(zip(shapes, outputs, strict=True)):

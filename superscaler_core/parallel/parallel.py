@@ -16,6 +16,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.batches import agreed_example, batches_of
 from superscaler_core.parallel.habits import Habits, Results
+from superscaler_core.parallel.learned_inputs import learned
 from superscaler_core.parallel.own_batches import OwnBatches
 from superscaler_core.parallel.programs import MadeProgram, Programs, fingerprint_of
 from superscaler_core.run.own_samples import OwnSamples
@@ -25,7 +26,7 @@ from superscaler_core.training.first_values import share_buffers, take_first_val
 from superscaler_core.training.grad_scaler import GradScaler
 from superscaler_core.training.same_call import CallRequest, SameCall
 from superscaler_core.training.step_guard import StepGuard
-from superscaler_core.training.trainer import IncompatibleKeys, Trainer, said_of
+from superscaler_core.training.trainer import IncompatibleKeys, Trainer, check_no_gradients, said_of
 from superscaler_core.training.training_state import SavedRun
 
 Batch = dict[str, Tensor | OwnSamples]
@@ -110,7 +111,9 @@ class Parallel(Habits):
                 equal.
         """
         compiled, rank, batch = self._chosen("step", args, kwargs)
-        loss = rank.step(batch)
+        device = torch.device(self._options.get("device", "cpu"))
+        with learned(compiled, self._transport, batch, device) as given:
+            loss = rank.step(given)
         self._first.draws = rank.draws
         self.results = Results(self._batches.results(compiled, rank.results))
         return loss
@@ -187,6 +190,8 @@ class Parallel(Habits):
                 self._check_originals()
                 call = self._programs.call(args, kwargs)
                 call = call if trains else call.map(Tensor.detach)
+                if batches.is_local:
+                    check_no_gradients(call.named)
                 request.asks = _COMPARES * batches.is_due(call)
                 request.asks |= _FREEZES * (trains and trained.is_changed)
                 request.form = batches.form(call)

@@ -151,10 +151,9 @@ def _returned(model: nn.Module, call: ModelCall) -> Any:
     """What a model returns, as tensors without values."""
     state = dict([*model.named_parameters(), *model.named_buffers()])
     args, kwargs = call.arguments
+    real = pytree.tree_map_only(Tensor, Tensor.detach, (state, tuple(args), dict(kwargs)))
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
-        held, given, named = pytree.tree_map_only(
-            Tensor, fake.from_tensor, (state, tuple(args), dict(kwargs))
-        )
+        held, given, named = pytree.tree_map_only(Tensor, fake.from_tensor, real)
         return torch.func.functional_call(model, held, given, named)
 
 

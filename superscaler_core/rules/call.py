@@ -135,7 +135,7 @@ class RuleCall:
                 raise self.refusal(
                     f"tensors of {dtype} are not supported; use {', '.join(ITEM_BYTES)}."
                 )
-        grad = differentiable and any(t.requires_grad for t in inputs)
+        grad = differentiable and any(map(self.builder.has_grad, inputs))
         if grad and not self.node.with_grad:
             grad = False
             each = f"tuple(x.detach() for x in {code})"

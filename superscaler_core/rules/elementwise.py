@@ -97,7 +97,7 @@ def _saves(call: RuleCall, inputs: Sequence[PTensor]) -> Sequence[int]:
         if len(inputs) == 1:
             return (0,) if len(call.tensors) == 2 else ()
         # The gradient of each operand reads the other operand; that of a divisor reads both.
-        first, second = (t.requires_grad for t in inputs)
+        first, second = map(call.builder.has_grad, inputs)
         is_kept = second, first or (second and call.kind == "div")
         return [i for i in (0, 1) if is_kept[i]]
     return range(len(inputs))

@@ -162,14 +162,8 @@ class Rank(RankCalls):
         """Refuse a batch that does not fit the program, before any rank communicates.
 
         Raises:
-            ValueError: an input has another shape or dtype, or requires a gradient.
+            ValueError: an input has another shape or dtype.
         """
-        for name, value in batch.items():
-            if isinstance(value, Tensor) and value.requires_grad:
-                raise ValueError(
-                    f"input {name!r} requires a gradient, and a step gives gradients to parameters "
-                    "of its model alone: detach it, or make what computes it a part of the model."
-                )
         for name, (shape, dtype) in self.tables.inputs.items():
             num, dim = self.tables.num_microbatches, self.tables.samples_dim(name)
             want = tuple(size * num if i == dim else size for i, size in enumerate(shape))

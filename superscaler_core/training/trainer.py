@@ -157,6 +157,7 @@ class Trainer:
                 request.equal |= said_of(self._rank)
                 inputs = self._inputs(batch, named)
                 self._check_trained()
+                check_no_gradients(inputs)
                 self._rank.check_inputs(inputs)
                 self._rank.check_ready(trains=self._rank.trains)
             if not request.asks:
@@ -641,6 +642,20 @@ class Trainer:
         # What modules add (get_extra_state) is as it was at the capture.
         extra = {name: value_of(text) for name, text in tables.extra.items()}
         return {**found, **buffers, **extra}
+
+
+def check_no_gradients(batch: Mapping[str, Any]) -> None:
+    """Refuse inputs that require gradients, which only a ``Parallel`` of whole batches gives.
+
+    Raises:
+        ValueError: an input requires a gradient.
+    """
+    for name, value in batch.items():
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise ValueError(
+                f"input {name!r} requires a gradient, and this step gives gradients to parameters "
+                "of its model alone: detach it, or let parallelize make a model of whole batches."
+            )
 
 
 def said_of(rank: Rank) -> dict[str, str]:

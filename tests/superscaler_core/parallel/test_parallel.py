@@ -366,11 +366,11 @@ def test_step_reads_parameters_whose_data_was_replaced() -> None:
     assert parallel.step(**named(4)).item() == pytest.approx(wanted, rel=1e-12)
 
 
-def test_input_of_a_step_that_requires_a_gradient_raises_value_error() -> None:
+def test_input_of_a_trainer_that_requires_a_gradient_raises_value_error() -> None:
     x = torch.randn(4, 4, requires_grad=True)
-    parallel = ss.parallelize(Partly(), kwargs={"x": x})
+    parallel = ss.parallelize(Partly(), kwargs={"x": x.detach()})
     with pytest.raises(ValueError, match=r"input 'x' requires a gradient.*detach it"):
-        parallel.step(x=x)
+        parallel.trainer.step(x=x)
     assert parallel.evaluate(x=x).item() == parallel.step(x=x.detach()).item()
 
 
