@@ -15,7 +15,7 @@ from superscaler_core.cli.sources import MadeModel
 from superscaler_core.compiled import compile
 from superscaler_core.front_end.model_call import loss_of
 from superscaler_core.models.recycling import last_pass
-from superscaler_core.parallel.programs import on_one_device
+from superscaler_core.parallel.homes import on_one_device
 from superscaler_core.plan import Plan
 from superscaler_core.schedules import nf1b, on_one_worker
 from superscaler_core.training.load import run_threads

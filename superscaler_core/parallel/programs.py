@@ -11,16 +11,14 @@ import threading
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise, product
 from typing import Any
 
 from torch import nn
 
-import rvdcomm as rv
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.errors import OpaqueWarning, PlanError
 from superscaler_core.front_end import capture
@@ -29,15 +27,14 @@ from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.front_end.state_names import StateNames
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.without_grad import check_loss
-from superscaler_core.grouped import grouped
-from superscaler_core.materialize.sharding import Sharding
 from superscaler_core.parallel.batch import Batch, Inputs
+from superscaler_core.parallel.homes import on_one_device, placed
 from superscaler_core.parallel.routes import groups_of
 from superscaler_core.parallel.sample_flow import flow_of
 from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.parallel.totals import result_fault, with_totals
 from superscaler_core.parallel.watched import Originals, Reads, Watched
-from superscaler_core.plan import PlacedPart, Plan
+from superscaler_core.plan import Plan
 from superscaler_core.schedules import ScheduleError
 from superscaler_core.training.checksum import checksum
 
@@ -411,7 +408,7 @@ class Programs:
         assert self._first is not None
         said, first = plan.decisions, self._first.plan
         homes = {
-            plan.update(tensor.name).name: _placed(sharding)
+            plan.update(tensor.name).name: placed(sharding)
             for tensor, sharding in self._first.materialized.weights.storage.items()
         }
         parts, hosted = {**said.parts, **homes}, first.decisions.on_host
@@ -473,45 +470,3 @@ def _samples(graph: Graph, inputs: Inputs) -> dict[str, int | None]:
     """The dims of samples that are not dim 0, by the names of the graph's inputs."""
     dims = dict(zip(graph.batch_inputs, inputs.dims, strict=True))
     return {t.name: dim for t, dim in dims.items() if dim != (0 if t.shape else None)}
-
-
-# --- decisions ----------------------------------------------------------------------------------
-
-
-def on_one_device(graph: Graph) -> Plan:
-    """A plan that computes all ops on device 0."""
-    plan = Plan(graph, [0])
-    for op in graph.ops:
-        plan.op_assign(op, 0)
-    return plan
-
-
-def _pieces(box: rv.Box, others: Iterable[rv.Box]) -> list[rv.Box]:
-    """A box cut wherever one that overlaps it begins or ends."""
-    near = [other for other in others if other != box and box.overlaps(other)]
-    ends = [
-        sorted({lo, hi, *(x for o in near for x in (o.lo[i], o.hi[i]) if lo < x < hi)})
-        for i, (lo, hi) in enumerate(zip(box.lo, box.hi, strict=True))
-    ]
-    found = []
-    for each in product(*map(pairwise, ends)):
-        lo, hi = zip(*each, strict=True) if each else ((), ())
-        found.append(rv.Box(lo, hi))
-    return found
-
-
-def _placed(storage: Sharding) -> tuple[PlacedPart, ...]:
-    """The parts of an optimizer's op by which a parameter is stored like this.
-
-    Where a device stores some of what another one stores, as of a tied embedding, boxes are cut
-    into pieces that are equal or apart.
-    """
-    boxes = {device: shard.box for device, shard in sorted(storage.shards.items())}
-    cut = {box: _pieces(box, boxes.values()) for box in {*boxes.values()}}
-    holders = grouped((piece, device) for device, box in boxes.items() for piece in cut[box])
-    found = []
-    for box, devices in holders.items():
-        ends = enumerate(zip(box.lo, box.hi, strict=True))
-        pieces = tuple((f"d{i}", lo, hi) for i, (lo, hi) in ends)
-        found += [PlacedPart(pieces, i, device) for i, device in enumerate(devices)]
-    return tuple(found)
