@@ -6,7 +6,7 @@ its results, and the bytes that autograd keeps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from superscaler_core.errors import CaptureError
+from superscaler_core.front_end import experts
 from superscaler_core.front_end.probe import NotOneOpError, Probed, outside_of_tracing, probe
 from superscaler_core.graph.annotation import Annotation
 from superscaler_core.ops.modules import ModuleCall, Slot, enter, skeleton_of, state_of
@@ -28,9 +29,8 @@ from superscaler_core.rules.calls import TracedCall, called_as_op, is_literal
 REGISTERED_MODULES: dict[str, str] = {}
 """Annotations of modules that are one op, by the path of their class, which may contain ``*``."""
 
-KNOWN_MODULES = {"transformers.models.*Experts": "t h^, t k^, t k^ -> t h^"}
-"""Annotations of modules of libraries, in the same form. The experts of transformers take tokens,
-the experts of each token, and the weights of these experts.
+KNOWN_MODULES = {"transformers.models.*Experts": experts.ROWS}
+"""Annotations of modules of libraries, in the same form.
 
 A class that fits the path but takes another number of tensors is traced as any other class.
 """
@@ -93,7 +93,8 @@ class ModulesAsOps:
         self._model = model
         self._why: dict[str, UntraceableError | None] = {}
         for path, module in model.named_modules():
-            if path and not self._is_inside(path) and _annotation_of(module):
+            is_known = _annotation_of(module) or experts.may_be_experts(module)
+            if path and not self._is_inside(path) and is_known:
                 self._why[path] = None
 
     @contextmanager
@@ -102,7 +103,7 @@ class ModulesAsOps:
         with ExitStack() as stack:
             for path, why in self._why.items():
                 module = self._model.get_submodule(path)
-                forward = _Forward(path, module, "" if why else _annotation_of(module))
+                forward = _Forward(path, module, why)
                 stack.enter_context(patch.object(module, "forward", forward))
             yield
 
@@ -143,39 +144,56 @@ class ModulesAsOps:
 
 
 class _Forward:
-    """The replacement for the forward of a module while the model is traced."""
+    """The replacement for the forward of a module while the model is traced.
 
-    def __init__(self, path: str, module: nn.Module, annotation: str) -> None:
+    A module that may be experts is traced if it turns out to be none.
+    """
+
+    def __init__(self, path: str, module: nn.Module, why: UntraceableError | None) -> None:
         self._path, self._module, self._forward = path, module, module.forward
-        self._annotation, self._skeleton = annotation, skeleton_of(module)
+        self._annotation = "" if why else _annotation_of(module)
+        self._is_op, self._skeleton = bool(why or self._annotation), skeleton_of(module)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         leaves, form = pytree.tree_flatten((args, keywords))
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        annotation = self._annotation
+        annotation, own = self._annotation, state_of(self._module)
+        is_registered = bool(_annotation_of(self._module, [REGISTERED_MODULES]))
         if annotation and len(Annotation.parse(annotation).inputs) != len(given):
-            if not _annotation_of(self._module, [REGISTERED_MODULES]):
+            if not is_registered:
                 return self._forward(*args, **keywords)
             raise CaptureError(
                 f"{type(self._module).__name__} takes {len(given)} tensors, and is registered as "
                 f'"{annotation}"; give an operand for each.'
             )
-        own = state_of(self._module)
         numbers = count()
         slots = [Slot(next(numbers)) if isinstance(x, Tensor) else x for x in leaves]
         placed, named = pytree.tree_unflatten(slots, form)
         tensors = [*given, *own.values()]
+        found = experts.numbered(self._module, given)
+        if not self._is_op and not found:
+            return self._forward(*args, **keywords)
         try:
             if bad := [x for x in leaves if not isinstance(x, Tensor) and not is_literal(x)]:
                 raise NotOneOpError(f"it takes a {type(bad[0]).__name__}")
             made = probe(ModuleCall(self._skeleton, (placed, named), tuple(own), ()), tensors)
-        except NotOneOpError as error:
-            error.path = self._path
+        except (NotOneOpError, CaptureError) as error:
+            if not self._is_op:
+                return self._forward(*args, **keywords)
+            if isinstance(error, NotOneOpError):
+                error.path = self._path
             raise
-        operands = [tuple(x.shape) for x in tensors]
+        is_known = bool(_annotation_of(self._module, [KNOWN_MODULES]))
         with outside_of_tracing():
             key = enter(made.call)
-        what = OneModule(made, operands, annotation, [key])
+            if found and not is_known and not experts.adds_up(made.call, given, found):
+                found = frozenset()
+        if found and not annotation:
+            annotation = experts.ROWS
+        if not annotation and not self._is_op:
+            return self._forward(*args, **keywords)
+        state = {name: tuple(x.shape) for name, x in own.items()}
+        what = OneModule(made, state, len(given), annotation, found, [key])
         results = iter(called_as_op(what, tensors))
         return pytree.tree_map_only(Tensor, lambda x: next(results), made.returned)
 
@@ -185,13 +203,17 @@ class OneModule(TracedCall):
     """A call of a module in a traced program.
 
     Attributes:
-        operands: shapes of its tensors.
-        rows: the annotation of its arguments and results, if the module is registered.
+        state: shapes of the module's parameters and buffers, by name, which follow its arguments.
+        num_args: tensors among its arguments.
+        rows: the annotation of its arguments and results, if it is known.
+        numbered: the parameters that number experts in their first dim, if the module is experts.
     """
 
     known: Probed
-    operands: Sequence[tuple[int, ...]]
+    state: Mapping[str, tuple[int, ...]]
+    num_args: int
     rows: str
+    numbered: experts.Numbered
     modules: Sequence[str]
 
     @property
@@ -209,17 +231,12 @@ class OneModule(TracedCall):
 
     @property
     def annotation(self) -> str:
-        if not self.rows:
-            return ""
-        left, right = self.rows.split("->")
-        weights = self.operands[len(self.operands) - len(self.call.names) :]
-        words = (" ".join(f"w{i}_{n}^" for i, n in enumerate(shape)) or "()" for shape in weights)
-        return f"{', '.join([left, *words])} -> {right}"
+        return experts.annotated(self.rows, self.state, self.numbered) if self.rows else ""
 
     def hint(self, rows: str) -> str:
         left, right = rows.split(" -> ") if rows else ("...", "...")
         # The operands of weights are not written in a registration.
-        left = ", ".join(left.split(", ")[: len(self.operands) - len(self.call.names)])
+        left = ", ".join(left.split(", ")[: self.num_args])
         rows = f"{left} -> {right}"
         return (
             f'superscaler_core.register_module({self.name}, "{rows}") makes it splittable, if its '
@@ -229,7 +246,12 @@ class OneModule(TracedCall):
     def code(self, words: Sequence[str]) -> str:
         shapes = "".join(f"{{out{i}.shape}}, " for i in range(len(self.known.results)))
         key = quoted(self.modules[0])
-        return f"ops.call_module({key}, ({', '.join(words)},), ({shapes.rstrip()}))"
+        given = f"{key}, ({', '.join(words)},), ({shapes.rstrip()})"
+        if not self.numbered:
+            return f"ops.call_module({given})"
+        num = self.state[min(self.numbered)][0]
+        here = f"first={{start[expert]}}, num_here={{size[expert]}}, num_experts={num}"
+        return f"ops.call_experts({given}, {here})"
 
     def shapes_only(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensors[0].new_empty(shape, dtype=dtype) for shape, dtype in self.known.results]

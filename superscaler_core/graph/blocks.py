@@ -418,19 +418,42 @@ class Blocks:
         if not any(op.parameters for op in found):
             raise PlanError(
                 f"{self.graph.name} has no experts: looked for {looked}; it has to be a mixture of "
-                "experts: say find_blocks(graph, experts=Modules('*.experts')) if they are made "
-                "otherwise."
+                "experts: say find_blocks(graph, experts=Modules('*.experts')), or the option "
+                "expert=*.experts of a plan, if they are made otherwise."
+            )
+        if not any(map(self._cut, found)):
+            kinds = ", ".join(sorted({op.kind for op in found}))
+            raise PlanError(
+                f"{self.graph.name}: {self.said_experts} are {kinds} and have no "
+                "loop of experts that can be cut: experts are dealt out if each of "
+                "their weights is one tensor [experts, ...], which a linear map or a module called "
+                "with tokens, the experts of each token, and their weights reads."
             )
         return found
 
     @property
     def expert_dims(self) -> tuple[DimClass, ...]:
         """The dims that number the experts."""
-        weights = {tensor for op in self.experts for tensor in op.parameters}
-        return self._in_order({self.dims.of(tensor.name, 0) for tensor in weights})
+        return self._in_order({dim for op in self.experts for dim in self._cut(op)})
+
+    def _cut(self, op: Op) -> set[DimClass]:
+        """The first dims of an op's parameters, if it can be cut along them."""
+        first = {tensor: self.dims.of(tensor.name, 0) for tensor in op.parameters if tensor.shape}
+        if op.modules:
+            first = {tensor: dim for tensor, dim in first.items() if dim in self._dealt(op)}
+        loops = {dim: self.dims.ids(op, dim) for dim in first.values()}
+        return {dim for dim, ids in loops.items() if any(map(op.is_splittable, ids))}
+
+    def _dealt(self, op: Op) -> set[DimClass]:
+        """The dims of experts of a module that returns a sum over them."""
+        if not op.modules:
+            return set()
+        found = {self.dims.of_loop(op, i) for i in op.annotation.reductions if op.is_splittable(i)}
+        return found & self._of_parameters(op)
 
     def _of_experts(self, block: OpGroup) -> list[Op]:
-        numbered = {op.index: dims for op in block if is_map(op) and (dims := self._numbers(op))}
+        of = {op.index: self._numbers(op) if is_map(op) else self._dealt(op) for op in block}
+        numbered = {index: dims for index, dims in of.items() if dims}
         dims = set().union(*numbered.values())
         first, last = min(numbered, default=0), max(numbered, default=-1)
         run = (op for op in block if first <= op.index <= last)

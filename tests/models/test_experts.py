@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM
 
 import superscaler_core as ss
@@ -31,9 +32,72 @@ def test_ops_of_known_experts_can_be_split_by_tokens():
     assert not graph.opaque
 
 
-def test_unknown_experts_are_opaque():
-    graph = compiled("Mixtral, opaque", "data_parallel", 2).plan.graph
-    assert {op.kind for op in graph.opaque} == {"UnknownExperts"}
+@pytest.mark.parametrize("family", ["Mixtral, opaque", "Mixtral, batched and traced"])
+def test_experts_of_unknown_classes_are_found_by_their_form(family):
+    graph = compiled(family, "data_parallel", 2).plan.graph
+    experts = [op for op in graph.ops if op.kind == "UnknownExperts"]
+    assert len(experts) == 4
+    assert all(op.is_splittable("expert") for op in experts)
+
+
+class Alike(nn.Module):
+    """It is called as experts are, and is none: every token's result depends on all tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4, 4))
+
+    def forward(self, x, ids, weights):
+        scale = weights.sum() * ids.float().mean()
+        return (x @ self.weight[0] + x @ self.weight[1]) * scale
+
+
+class Around(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Alike()
+
+    def forward(self, x, ids, weights):
+        return self.inner(x, ids, weights).square().mean()
+
+
+def test_module_whose_parts_do_not_add_up_is_traced_as_any_other():
+    ids = torch.randint(3, (6, 2))
+    graph = ss.capture(Around(), (torch.randn(6, 4), ids, torch.rand(6, 2)))
+    assert "Alike" not in {op.kind for op in graph.ops}
+    assert not graph.opaque
+
+
+class Listed(nn.Module):
+    """Experts that are modules of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x):
+        chosen = x.sum(-1) > 0
+        result = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = (chosen == number).nonzero()[:, 0]
+            result = result.index_add(0, rows, expert(x[rows]))
+        return result
+
+
+class AroundListed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Listed()
+
+    def forward(self, x):
+        return self.inner(x).square().mean()
+
+
+def test_experts_that_cannot_be_dealt_out_are_refused_by_name():
+    x = torch.randn(6, 4)
+    options = {"experts": True, "expert": ss.Modules("inner")}
+    with pytest.raises(ss.PlanError, match=r"inner are Listed and have no loop of experts"):
+        ss.parallelize(AroundListed(), args=(x,), plan="data_parallel", options=options)
 
 
 def test_balancing_loss_under_microbatches_is_noted(caplog):

@@ -39,6 +39,8 @@ def deal_storage(plan: Plan, shard: int = 0) -> None:
 def deal_experts(plan: Plan) -> None:
     """Deal experts out to the devices among which the batch of their ops is cut.
 
+    Devices that do the same work share experts too, if there are enough.
+
     Args:
         plan: to change; call it when the ops have devices.
 
@@ -51,22 +53,29 @@ def deal_experts(plan: Plan) -> None:
         parts = plan.op_split(op).parts
         cuts = [piece for part in parts for piece in part.pieces]
         ranges = sorted({(lo, hi) for loop, lo, hi in cuts if loop == batch})
-        has_experts = any(loop == expert for loop, *_ in cuts)
-        if not expert or has_experts or len(ranges) < 2:
+        copies = sorted({part.replica for part in parts})
+        if not expert or any(loop == expert for loop, *_ in cuts):
             continue
-        num, size = len(ranges), op.sizes[expert]
+        size, num = op.sizes[expert], max(len(ranges), 1)
         if size < num:
             raise PlanError(
                 f"experts=true: {size} experts of {op.name} cannot be dealt out to {num} replicas; "
                 "use fewer replicas, such as tp=2."
             )
+        shares = len(copies) if size >= num * len(copies) else 1
+        if num * shares == 1:
+            continue
         made = []
         for part in parts:
             pieces = {loop: (lo, hi) for loop, lo, hi in part.pieces}
-            place = ranges.index(pieces.pop(batch))
-            pieces[expert] = size * place // num, size * (place + 1) // num
+            place = ranges.index(pieces.pop(batch)) if ranges else 0
+            replica = copies.index(part.replica)
+            if shares > 1:
+                place, replica = place * shares + replica, 0
+            lo, hi = (size * i // (num * shares) for i in (place, place + 1))
+            pieces[expert] = lo, hi
             found = tuple(sorted((loop, lo, hi) for loop, (lo, hi) in pieces.items()))
-            made.append((found, part.replica, part.device))
+            made.append((found, replica, part.device))
         plan.split_as(op, OpSplit.of(made))
 
 

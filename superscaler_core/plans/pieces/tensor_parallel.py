@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from superscaler_core.graph.dims import DimClass
 from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Axis, Device, Plan
 from superscaler_core.plans.pieces.along import spread
@@ -29,17 +30,31 @@ def tensor_parallel(
         tp: devices of a group; it divides the number of devices.
         sequence: cut ops without features along the sequence, instead of replicating them.
         vocabulary: cut embedding and head along the words, as ``megatron`` does.
-        experts: deal experts out to the groups, instead of cutting their batch.
+        experts: deal experts out to the groups, instead of cutting their batch. Experts without
+            features that can be cut are dealt out inside the groups too, if there are enough.
     """
     num = len(devices) // tp
     outer = Axis(num, (plan.dims.batch,))
-    dealt = set(plan.blocks.experts) if experts and num > 1 else set()
-    by_expert = Axis(num, plan.blocks.expert_dims) if dealt else outer
+    dealt = set(plan.blocks.experts) if experts and len(devices) > 1 else set()
+    by_expert = plan.blocks.expert_dims if dealt else ()
     inner = plan.blocks.inner if tp > 1 else ()
     tokens = (*plan.blocks.tokens, plan.dims.batch) if sequence and tp > 1 else ()
     features = Axis(tp, (*inner, *tokens))
     for op in ops:
         chosen = vocabulary_dims(plan, op) if vocabulary and tp > 1 else ()
-        groups = by_expert if op in dealt else outer
         inside = Axis(tp, (*chosen, *features.dims)) if chosen else features
-        spread(plan, [op], devices, groups, inside)
+        if op not in dealt:
+            spread(plan, [op], devices, outer, inside)
+        elif _has_any(plan, op, inner) or not _can_deal(plan, op, by_expert, len(devices)):
+            spread(plan, [op], devices, Axis(num, by_expert), inside)
+        else:
+            spread(plan, [op], devices, Axis(len(devices), by_expert))
+
+
+def _has_any(plan: Plan, op: Op, dims: Sequence[DimClass]) -> bool:
+    return any(plan.dims.ids(op, dim) for dim in dims)
+
+
+def _can_deal(plan: Plan, op: Op, dims: Sequence[DimClass], num: int) -> bool:
+    """Whether the first of these dims that an op has can be cut into so many parts."""
+    return next((plan.dims.can_cut(dim, num) for dim in dims if plan.dims.ids(op, dim)), False)
