@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,6 +25,9 @@ WINDOW_BYTES = 64 << 20
 
 _MAX_NAMES = 20
 
+View = Callable[[Mapping[str, StoredTensor]], Mapping[str, StoredTensor]]
+"""From the tensors of a checkpoint to those that are read."""
+
 
 def load_shards(
     src_dir: str | Path,
@@ -36,6 +40,7 @@ def load_shards(
     index: str | None = None,
     verify: bool = True,
     follow_symlinks: bool = False,
+    view: View | None = None,
 ) -> dict[str, Tensor]:
     """Read this rank's shards from a checkpoint of any kind that was saved in any layouts.
 
@@ -55,6 +60,9 @@ def load_shards(
         index: the index or file to read, if the folder holds several (``open_checkpoint``).
         verify: if false, no checksums are compared, and nothing but the boxes is read.
         follow_symlinks: also follow links to files outside of the folder.
+        view: what the tensors of the checkpoint become before they are read: given all of them by
+            name, it returns those that ``layouts`` may name. Steps (``Stack(...).apply``) and
+            ``cropped`` move no data.
 
     Returns:
         By name, tensors ``[*layouts[name].cell(rank).box.shape]``: those of ``out``, others on the
@@ -71,6 +79,8 @@ def load_shards(
     source = open_checkpoint(
         src_dir, follow_symlinks=follow_symlinks, index=index, tensors_only=not strict
     )
+    if view is not None:
+        source = replace(source, tensors=dict(view(source.tensors)))
     found = _requested(source, layouts, strict)
     _check_writable(out or {}, layouts)
     made = {

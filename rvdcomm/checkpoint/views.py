@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from rvdcomm.checkpoint.stored import StoredBlock
+from rvdcomm.checkpoint.stored import StoredBlock, StoredTensor
 from rvdcomm.layout import Box
+
+
+def cropped(tensor: StoredTensor, box: Box) -> StoredTensor:
+    """The tensor of a box of a stored tensor, of the box's shape."""
+    blocks = list(tensor.blocks)
+    for dim, (lo, hi) in enumerate(zip(box.lo, box.hi, strict=True)):
+        blocks = moved(blocks, dim, [(lo, hi, 0)])
+    return replace(tensor, shape=box.shape, blocks=tuple(blocks))
 
 
 def moved(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from superscaler_core.compiled import Compiled
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.hugging_face import read_weights, write_folder
 from superscaler_core.parallel.batches import agreed_example, batches_of
 from superscaler_core.parallel.habits import Habits, Results
 from superscaler_core.parallel.learned_inputs import learned
@@ -28,6 +30,8 @@ from superscaler_core.training.same_call import CallRequest, SameCall
 from superscaler_core.training.step_guard import StepGuard
 from superscaler_core.training.trainer import IncompatibleKeys, Trainer, check_no_gradients, said_of
 from superscaler_core.training.training_state import SavedRun
+
+_log = logging.getLogger("superscaler_core")
 
 Batch = dict[str, Tensor | OwnSamples]
 """The inputs of a program by name."""
@@ -61,11 +65,18 @@ class Parallel(Habits):
         programs: the programs of the model.
         call: the call with the example.
         transport: moves tensors between ranks.
+        weights: the folder of the parameters' first values; those of the model if None.
         options: ``seed``, ``dtype`` and ``device`` of ``Rank``.
     """
 
     def __init__(
-        self, programs: Programs, call: ModelCall, transport: Transport, **options: Any
+        self,
+        programs: Programs,
+        call: ModelCall,
+        transport: Transport,
+        *,
+        weights: str | Path | None = None,
+        **options: Any,
     ) -> None:
         self._programs, self._transport, self._options = programs, transport, options
         calls = SameCall(tuple(range(programs.num_devices)), transport)
@@ -75,9 +86,9 @@ class Parallel(Habits):
             request.equal |= fingerprint_of(compiled)
         self._share_averages(compiled)
         self._first = self._rank(compiled)
-        weights, stored = compiled.plan.graph.weights, self._first.weights.stored
-        take_first_values(weights, stored, self._first.tables, transport, self._first.device)
         self._ranks: dict[Compiled, Rank] = {compiled: self._first}
+        if weights is None:
+            self._take_first_values()
         self._last = self._first
         self._batches = batches_of(programs, compiled, transport, self._first.device)
         self.trainer = Trainer(self._first, transport, programs.parameters)
@@ -86,6 +97,8 @@ class Parallel(Habits):
         """The results of the last step that ``step_results`` of ``parallelize`` names, whole."""
         # The trainer itself knows only where the first program leaves the buffers.
         self.trainer.share_states = lambda: self._last.share_states()
+        if weights is not None:
+            self._read_weights(weights)
 
     @property
     def compiled(self) -> Compiled:
@@ -279,6 +292,34 @@ class Parallel(Habits):
         device = torch.device(self._options.get("device", "cpu"))
         share_buffers(own, len(compiled.plan.devices), self._transport, device)
 
+    def _take_first_values(self, only: Sequence[str] | None = None) -> None:
+        first, own = self._first, self.compiled.plan.graph.weights
+        take_first_values(own, first.weights.stored, first.tables, self._transport, first.device,
+                          only)  # fmt: skip
+
+    def _read_weights(self, folder: str | Path) -> None:
+        """Give parameters the values in a folder; collective."""
+        what, stored, first = f"weights={str(folder)!r}", self.trainer.stored_model, self._first
+        buffers = {name: value.clone() for name, value in stored.buffers.items()}
+        with stored.agreed(what):
+            model = self._programs.model
+            missing = read_weights(folder, model, first.tables, first.weights.stored, buffers)
+            if faults := stored.buffer_faults(buffers):
+                raise PlanError(f"{'; '.join(faults)}.")
+            own = self.compiled.plan.graph.weights
+            if missing and not own:
+                raise PlanError(
+                    f"it lacks {len(missing)} parameters, such as {missing[0]}, and the model is "
+                    "on the meta device, without values of its own: make the model that the "
+                    "folder is of, or make it on the CPU."
+                )
+        for name, value in buffers.items():
+            stored.buffers[name].copy_(value)
+        if missing:
+            text = "%s lacks %d parameters, such as %s: they keep the values of the model"
+            _log.warning(text, what, len(missing), missing[0])
+            self._take_first_values(missing)
+
     def _rank(self, compiled: Compiled, shares: Rank | None = None) -> Rank:
         made = compiled.executor(self._transport.rank)
         # Copies, as a training changes buffers, and the model is the caller's.
@@ -313,6 +354,37 @@ class Parallel(Habits):
             "averages of its parameters there is ss.optim.Averaged(model), and state_dict() has "
             "values for a copy on one device."
         )
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        dtype: torch.dtype | None = None,
+        max_shard_bytes: int = 5 << 30,
+    ) -> None:
+        """Write a folder that ``from_pretrained`` of transformers reads; collective.
+
+        Every rank writes some of the files, and the whole model is on no rank. Tensors have the
+        names of the model, as with ``save_original_format=False``.
+
+        Args:
+            folder: a folder that all ranks share; weights that are there are replaced.
+            dtype: dtype of the fractions in the files; that of the model if None.
+            max_shard_bytes: most bytes of tensors in a file.
+
+        Raises:
+            CheckpointError: a rank could not write; on all ranks.
+            PlanError: the model is not of transformers.
+        """
+        with self.trainer.calls.prepared(
+            "save_pretrained", dtype=str(dtype), max_shard_bytes=str(max_shard_bytes)
+        ):
+            pass
+        stored, first = self.trainer.stored_model, self._first
+        write_folder(
+            folder, self._programs.model, stored, first.tables.parameters, first.weights.shard,
+            self._transport, dtype=dtype, max_shard_bytes=max_shard_bytes,
+        )  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> IncompatibleKeys:
         """Take this rank's boxes of whole parameters, as ``Trainer.load_state_dict``."""

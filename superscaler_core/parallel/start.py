@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.hugging_face import give_buffers
 from superscaler_core.levels import levels_of
 from superscaler_core.parallel.automatic import AutoOptions, is_auto, pasted, searched
 from superscaler_core.parallel.batch import Batch
@@ -45,6 +47,7 @@ def parallelize(
     seed: int = 0,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
+    weights: str | Path | None = None,
     knobs: Mapping[str, Any] | None = None,
 ) -> Parallel:
     """Train a model by a plan on all ranks of a process group; collective over the group.
@@ -86,6 +89,9 @@ def parallelize(
             the optimizer updates master weights.
         device: where this rank computes; the device of the model if None, or, if that is the meta
             device, this process's GPU if there is one.
+        weights: a folder with the parameters' first values: one of ``save_pretrained`` of
+            transformers, or any checkpoint with the names of the model. Each rank reads its boxes
+            alone, so the model is best made on the meta device.
         knobs: the name of ``options`` in earlier versions; taken for one release more.
 
     Returns:
@@ -101,6 +107,8 @@ def parallelize(
     where = torch.device(device) if device is not None else _device_of(model)
     world = join_world(where, group)
     transport = DistTransport(world.rank, world.group, topology)
+    if weights is not None:
+        give_buffers(model)
     said, buffers = batch or Batch(), dict(model.named_buffers())
     calls = SameCall(tuple(range(world.num_ranks)), transport)
     with calls.prepared("parallelize") as request:
@@ -140,6 +148,7 @@ def parallelize(
             "results": str((tuple(results), tuple(step_results))),
             "dtype": str(precision.master),
             "memory_limit": str(memory_limit),
+            "weights": str(weights),
             "the buffers of the model": "\n".join(
                 f"{name} {list(buffer.shape)} {buffer.dtype}" for name, buffer in buffers.items()
             ),
@@ -164,7 +173,7 @@ def parallelize(
         memory_limit=memory_limit,
         precision=precision,
     )
-    how: dict[str, Any] = {"seed": seed, "dtype": dtype, "device": where}
+    how: dict[str, Any] = {"seed": seed, "dtype": dtype, "device": where, "weights": weights}
     if loss is not None:
         return TwoPasses(programs, example, transport, whole_loss=loss, **how)
     return Parallel(programs, example, transport, **how)

@@ -57,14 +57,17 @@ class WeightStore:
             for name, entry in tables.parameters.items()
             if entry.box is not None
         }
-        self._copies: dict[str, Tensor] = {
-            name: self._made(name, weight) for name, weight in tables.weights.items() if weight.box
-        }
+        self._copies: dict[str, Tensor] = {}
+        resting = [n for n, w in tables.weights.items() if w.unit != "unshard"]
+        for name, weight in tables.weights.items():
+            if weight.box:
+                self._copies[name] = self._made(name, weight)
+                # At once, because all of them together are the whole model.
+                self.drop([name] if weight.unit == "unshard" else [])
         self._wide: dict[str, Tensor] = {}
         self._totals: dict[str, Tensor] = {}
         self._landing: list[tuple[str, rv.Box, Tensor]] = []
         self._under_way: dict[tuple[str, str], Callable[[], Brought]] = {}
-        resting = [n for n, w in tables.weights.items() if w.unit != "unshard"]
         self._read_here = [n for n in resting if all(x.is_idle for x in tables.weights[n].fetch)]
         self._unwindowed = [n for n, w in tables.weights.items() if not (w.unit or w.is_borrowed)]
         self._handed: dict[str, deque[list[tuple[rv.Box, Tensor]]]] = {
@@ -74,7 +77,6 @@ class WeightStore:
         self._shared = [n for n in self._copies if self._is_shared(tables.weights[n])]
         self._own = [n for n in resting if not self._is_shared(tables.weights[n])]
         self._rests = False
-        self.drop(set(tables.weights) - set(resting))
 
     def _new(self, name: str, entry: Stored, device: torch.device | str) -> nn.Parameter:
         """A stored parameter without values."""
@@ -119,7 +121,9 @@ class WeightStore:
             stored = self._tables.parameters[weight.name].boxed(self.stored[weight.name].data)
             return stored.requires_grad_(is_trained)
         assert weight.box is not None
-        copy = torch.zeros(box_of(weight.box).shape, dtype=dtype, device=self._device)
+        # What a unit gathers is dropped at once; filling it would take the memory of the model.
+        make = torch.empty if weight.unit == "unshard" else torch.zeros
+        copy = make(box_of(weight.box).shape, dtype=dtype, device=self._device)
         copy.requires_grad_(is_trained)
         if is_trained and dtype != self.stored_dtype(weight.name):
             hook = partial(self._widen, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ def take_first_values(
     tables: Tables,
     transport: Transport,
     device: torch.device,
+    only: Collection[str] | None = None,
 ) -> None:
     """Give every rank its boxes of the first rank's parameters; collective.
 
@@ -33,6 +34,7 @@ def take_first_values(
         tables: tables of the program.
         transport: moves the boxes.
         device: the device of the tensors that are moved.
+        only: the parameters that get values; all if None.
     """
     first = ranks_of(tables)[0]
     is_first = tables.rank == first
@@ -41,6 +43,8 @@ def take_first_values(
         return
     # One parameter at a time, so that the first rank holds one whole parameter on its device.
     for name, entry in tables.parameters.items():
+        if only is not None and name not in only:
+            continue
         given = None
         if is_first:
             whole = entry.packed(weights[name].detach().to(device))

@@ -550,7 +550,7 @@ class Trainer:
         """
         with self.calls.prepared("save"):
             run = self._run(optimizer, scheduler, scaler=scaler, step=step, extra=extra)
-        training_state.save(folder, self._model, run, format)
+        training_state.save(folder, self.stored_model, run, format)
 
     def load(
         self,
@@ -584,7 +584,7 @@ class Trainer:
         with self.calls.prepared("load"):
             run = self._run(optimizer, scheduler, scaler=scaler)
         is_resumed = self._makes_optimizers or not run.is_empty
-        resumed = resume.load(folder, self._model, run, resume=is_resumed)
+        resumed = resume.load(folder, self.stored_model, run, resume=is_resumed)
         self.stepped.restart()
         if is_resumed:
             self._resumed = resumed
@@ -598,7 +598,8 @@ class Trainer:
         return Run.of(optimizer, scheduler, device=rank.device, dropout=rank.draws, **fields)
 
     @property
-    def _model(self) -> StoredModel:
+    def stored_model(self) -> StoredModel:
+        """The model as this rank stores it, with buffers as the last step left them; collective."""
         tables = self._rank.tables
         self.share_states()
         buffers = {name: self._rank.constant(name) for name in tables.buffers}
