@@ -1,7 +1,7 @@
 """Write: a model as a folder that ``from_pretrained`` reads, each rank some of its files.
 
 A file has whole tensors, so each tensor is brought to the rank that writes its file. Ranks write
-at the same time, one tensor after another: the whole model is on no rank.
+at the same time, a window of rows after another: no tensor is whole in memory.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 
 LEAST_BYTES = 1 << 20
 """Least bytes of a file, if there are several. 1 MiB."""
+
+WINDOW_BYTES = 4 << 20
+"""Most bytes that a rank gets at once, if a row has no more. 4 MiB."""
 
 _OWN = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
 """Names of files that an earlier save may have left."""
@@ -202,20 +205,21 @@ class _Writer:
     ) -> None:
         """Bring one tensor of each file to its writer, which writes it; collective."""
         pairs = [(file, name) for file, name in zip(files, row, strict=True) if name is not None]
-        moves = {name: self._move(name, file) for file, name in pairs if name in self._entries}
-        for name, box, piece in move_many(self._transport, moves):
-            self._write(out, name, box, piece)
+        moved = [pair for pair in pairs if pair[1] in self._entries]
+        shards = {name: self._shard_of(name, _torch(file.tensors[name][0])) for file, name in moved}
+        parts = (windows(self._entries[name].whole, name, file) for file, name in moved)
+        for together in zip_longest(*parts):
+            moves = {
+                name: ([each] if self._stored.rank in each.ranks else [], shards[name])
+                for (_, name), each in zip(moved, together, strict=True)
+                if each is not None
+            }
+            for name, box, piece in move_many(self._transport, moves):
+                self._write(out, name, box, piece)
         for file, name in pairs:
             if file.writer == self._stored.rank and name not in self._entries:
                 buffer = self._stored.buffers[name]
                 self._write(out, name, rv.Box.of_shape(tuple(buffer.shape)), buffer)
-
-    def _move(self, name: str, file: WeightFile) -> tuple[list[SubTransfer], Shard | None]:
-        """The sub-transfers that bring a parameter to a file's writer, and this rank's shard."""
-        dtype = file.tensors[name][0]
-        found = [_to(file.writer, each, dtype) for each in self._entries[name].whole]
-        shard = self._shard_of(name, getattr(torch, dtype))
-        return [each for each in found if self._stored.rank in each.ranks], shard
 
     def _write(self, out: OpenFile | None, name: str, box: rv.Box, piece: Tensor) -> None:
         if out is None or self.fault is not None:
@@ -271,10 +275,40 @@ class OpenFile:
             self._file.write(data[number * run : (number + 1) * run])
 
 
-def _to(writer: int, sub_transfer: SubTransfer, dtype: str) -> SubTransfer:
-    """The sub-transfer of the same region to one rank."""
-    dst = on_rank(writer, sub_transfer.layouts[0].shape)
-    return SubTransfer(sub_transfer.box, sub_transfer.src, str(dst), dtype)
+def windows(
+    sub_transfers: Sequence[SubTransfer], name: str, file: WeightFile
+) -> Iterator[SubTransfer]:
+    """Sub-transfers of at most ``WINDOW_BYTES`` that bring a parameter to a file's writer.
+
+    Each stored box comes from one of the ranks that store it: the writer, if it is one of them.
+
+    Args:
+        sub_transfers: those that gather the parameter.
+        name: the parameter.
+        file: the file in which it is.
+    """
+    dtype, writer = file.tensors[name][0], file.writer
+    for each in sub_transfers:
+        owners: dict[rv.Box, int] = {}
+        for rank in each.layouts[0].ranks:
+            box = each.src_box(rank)
+            if box is not None and (box not in owners or rank == writer):
+                owners[box] = rank
+        for box, owner in owners.items():
+            for window in _rows(box, WINDOW_BYTES // _torch(dtype).itemsize):
+                src, dst = on_rank(owner, window.shape), on_rank(writer, window.shape)
+                yield SubTransfer(str(window), str(src), str(dst), dtype)
+
+
+def _rows(box: rv.Box, most: int) -> Iterator[rv.Box]:
+    """A box in windows of rows, each of at most ``most`` elements if a row has no more."""
+    if not box.shape or box.num_elements <= most:
+        yield box
+        return
+    step = max(most * box.shape[0] // box.num_elements, 1)
+    for lo in range(box.lo[0], box.hi[0], step):
+        hi = min(lo + step, box.hi[0])
+        yield rv.Box((lo, *box.lo[1:]), (hi, *box.hi[1:]))
 
 
 def _describe(
@@ -295,10 +329,14 @@ def _describe(
 
 
 def _dtype(name: str, wanted: torch.dtype | None) -> str:
-    own: torch.dtype = getattr(torch, name)
-    return name if wanted is None or not own.is_floating_point else str(wanted).split(".")[1]
+    is_kept = wanted is None or not _torch(name).is_floating_point
+    return name if is_kept else str(wanted).removeprefix("torch.")
 
 
 def _num_bytes(dtype: str, shape: Sequence[int]) -> int:
+    return prod(shape) * _torch(dtype).itemsize
+
+
+def _torch(dtype: str) -> torch.dtype:
     found: torch.dtype = getattr(torch, dtype)
-    return prod(shape) * found.itemsize
+    return found
