@@ -122,9 +122,7 @@ def test_parameters_that_the_folder_lacks_keep_the_values_of_the_model(tmp_path,
 def test_lacking_parameters_of_a_model_without_values_are_named(tmp_path):
     seeded(CONFIGS["Llama"]).model.save_pretrained(tmp_path / "base")
     with pytest.raises(rv.CheckpointError, match=r"lacks 1 parameters, such as lm_head\.weight"):
-        on_threads(
-            on_meta(CONFIGS["Llama"]), batch(), 2, lambda p: None, weights=tmp_path / "base"
-        )
+        on_threads(on_meta(CONFIGS["Llama"]), batch(), 2, lambda p: None, weights=tmp_path / "base")
 
 
 @pytest.mark.parametrize(
@@ -154,10 +152,10 @@ def test_conversion_that_is_not_known_is_refused_by_name(tmp_path, monkeypatch):
     seeded(CONFIGS["Mixtral"]).save_pretrained(tmp_path / "in", save_original_format=True)
     known = {k: v for k, v in names.OPERATIONS.items() if k != "MergeModulelist"}
     monkeypatch.setattr(names, "OPERATIONS", known)
-    with pytest.raises(rv.CheckpointError, match="converts the folder's tensors by MergeModulelist"):
-        on_threads(
-            on_meta(CONFIGS["Mixtral"]), batch(), 1, lambda p: None, weights=tmp_path / "in"
-        )
+    with pytest.raises(
+        rv.CheckpointError, match="converts the folder's tensors by MergeModulelist"
+    ):
+        on_threads(on_meta(CONFIGS["Mixtral"]), batch(), 1, lambda p: None, weights=tmp_path / "in")
 
 
 def test_model_of_no_library_has_no_folder(tmp_path):
