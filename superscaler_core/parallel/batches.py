@@ -94,6 +94,10 @@ class Batches:
         """The results of a program, with the samples in the order of the batch."""
         return results
 
+    def own(self, compiled: Compiled, results: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The results of the samples that this rank passed; here of all."""
+        return results
+
 
 class LocalBatches(Batches):
     """Every rank passes samples of its own, which ranks with the same work share.
@@ -147,6 +151,15 @@ class LocalBatches(Batches):
         return {
             name: value if dims[name] is None else routes.in_rank_order(value, dims[name] or 0)
             for name, value in results.items()
+        }
+
+    def own(self, compiled: Compiled, results: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        plan, (group, _) = compiled.plan, self.share
+        dims = {name: plan.dims.samples_dim(t) for name, t in plan.graph.results.items()}
+        start, size = sum(self._sizes[:group]), self._sizes[group]
+        return {
+            name: value if (dim := dims[name]) is None else value.narrow(dim, start, size).clone()
+            for name, value in self.results(compiled, results).items()
         }
 
     def _agreed(self, call: ModelCall, inputs: Inputs) -> list[int]:

@@ -12,7 +12,6 @@ INSTEAD = {
     "no_sync": "for accumulation, step several times inside scaled(1 / n), then step the optimizer",
     "module": "state_dict() has the names of the model itself; the model that was given to "
     "parallelize keeps its first values",
-    "forward": "step runs forward and backward, evaluate the forward alone",
     "to": "device and dtype are options of parallelize",
     "cuda": "device is an option of parallelize",
     "half": "dtype is an option of parallelize; or call it under torch.autocast",
@@ -34,12 +33,6 @@ class Habits:
         hint = f": {INSTEAD[name]}." if name in INSTEAD else "."
         raise AttributeError(
             f"{kind!r} object has no attribute {name!r}{hint}", name=name, obj=self
-        )
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(
-            f"a {type(self).__name__} is not called: loss = model.step(...) runs forward and "
-            "backward of a batch, and model.evaluate(...) the forward alone."
         )
 
 

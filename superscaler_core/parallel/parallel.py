@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,9 @@ from superscaler_core.compiled import Compiled
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.hugging_face import read_weights, write_folder
+from superscaler_core.parallel.batch import Batch as BatchForm
 from superscaler_core.parallel.batches import agreed_example, batches_of
+from superscaler_core.parallel.forward import Forward, Side
 from superscaler_core.parallel.habits import Habits, Results
 from superscaler_core.parallel.learned_inputs import learned
 from superscaler_core.parallel.own_batches import OwnBatches
@@ -90,7 +93,11 @@ class Parallel(Habits):
         if weights is None:
             self._take_first_values()
         self._last = self._first
-        self._batches = batches_of(programs, compiled, transport, self._first.device)
+        batches = partial(
+            batches_of, compiled=compiled, transport=transport, device=self._first.device
+        )
+        self._batches = batches(programs)
+        self._forward = Forward(programs, self._said, batches)
         self.trainer = Trainer(self._first, transport, programs.parameters)
         """The trainer of the example's shape, whose parameters all programs share."""
         self.results: Mapping[str, Tensor] = Results()
@@ -104,6 +111,11 @@ class Parallel(Habits):
     def compiled(self) -> Compiled:
         """The program of the example's shape: its plan, reports and generated code."""
         return next(iter(self._ranks))
+
+    @property
+    def _said(self) -> BatchForm:
+        """What a batch of a call is."""
+        return self._programs.batch
 
     # --- calls ----------------------------------------------------------------------------------
 
@@ -175,6 +187,28 @@ class Parallel(Habits):
             return loss
         return Evaluated(loss, self._batches.results(compiled, rank.results))
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns for a batch in ``eval()`` mode, without gradients and loss.
+
+        Args:
+            args, kwargs: as in ``step``, but for what only the loss needs, such as labels.
+
+        Returns:
+            What the model returns, with every tensor whole, on every rank; with
+            ``Batch(kind="local")``, with the rank's own samples.
+
+        Raises:
+            PlanError: the model returns no tensor, or something of microbatches that is none of the
+                whole batch.
+        """
+        call = self._forward.call(args, kwargs)
+        side = self._forward.side(call)
+        compiled, rank, batch = self._chosen("the forward", args, kwargs, side=side)
+        rank.step(batch)
+        return self._forward.returned(call, side.batches.own(compiled, rank.results))
+
+    forward = __call__
+
     def step_guard(self) -> AbstractContextManager[StepGuard]:
         """A block that succeeds on all ranks or that all skip, as ``Trainer.step_guard``."""
         return self.trainer.guard_of([self._first, *self._ranks.values()])
@@ -189,26 +223,30 @@ class Parallel(Habits):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         mode: frozenset[str] | None = None,
+        side: Side | None = None,
     ) -> tuple[Compiled, Rank, Batch]:
         """The program for a call, this rank of it, ready for a step, and its inputs by name.
 
-        A call that does not train is in ``mode``, as ``Programs.find`` takes it.
+        A call that does not train is in ``mode``, as ``Programs.find`` takes it, and may be one of
+        the programs of another ``side`` than those that train.
         """
-        calls, batches, trained = self.trainer.calls, self._batches, self.trainer.trained
+        programs, batches = side or Side(self._programs, self._batches)
+        calls, trained = self.trainer.calls, self.trainer.trained
         trains = name == "step"
+        find = partial(self._found, trains=trains, mode=mode, side=Side(programs, batches))
         while True:
             with calls.prepared(name) as request:
                 self._first.check_ready(trains=trains)
                 request.equal |= said_of(self._first) if trains else {}
                 self._check_originals()
-                call = self._programs.call(args, kwargs)
+                call = programs.call(args, kwargs)
                 call = call if trains else call.map(Tensor.detach)
                 if batches.is_local:
                     check_no_gradients(call.named)
                 request.asks = _COMPARES * batches.is_due(call)
                 request.asks |= _FREEZES * (trains and trained.is_changed)
                 request.form = batches.form(call)
-                found = None if batches.is_local else self._found(request, call, trains, mode)
+                found = None if batches.is_local else find(request, call)
             if not request.asks & _FREEZES:
                 break
             trained.agree(calls)
@@ -219,8 +257,8 @@ class Parallel(Habits):
                 whole = batches.whole(call)
         if batches.is_local:
             with calls.prepared(name) as request:
-                found = self._found(request, whole, trains, mode)
-        made, batch = found or self._made(name, whole, trains, mode)
+                found = find(request, whole)
+        made, batch = found or self._made(name, whole, trains, mode, Side(programs, batches))
         chosen = self._ranks[made.compiled]
         self._switch(made.compiled, chosen)
         for name in ("draws", "grad_scale", "loss_scale"):
@@ -228,40 +266,46 @@ class Parallel(Habits):
         return made.compiled, chosen, batch or batches.given(made.compiled, call)
 
     def _found(
-        self, request: CallRequest, whole: ModelCall, trains: bool, mode: frozenset[str] | None
+        self,
+        request: CallRequest,
+        whole: ModelCall,
+        trains: bool,
+        mode: frozenset[str] | None,
+        side: Side,
     ) -> tuple[MadeProgram, Batch] | None:
         """The program for a whole batch if there is one already, and its inputs if known."""
         trained = self.trainer.trained.names if trains else mode
-        found = self._programs.find(whole, trained)
+        found = side.programs.find(whole, trained)
         if found is None:
-            change = self._programs.change(whole, trained) or "its shape is new"
+            change = side.programs.change(whole, trained) or "its shape is new"
             request.equal["the program"] = f"one to be made, because {change}"
             return None
         request.equal["the program"] = f"number {found.number}"
-        return found, self._inputs(found.compiled, whole)
+        return found, self._inputs(found.compiled, whole, side)
 
     def _made(
-        self, name: str, whole: ModelCall, trains: bool, mode: frozenset[str] | None
+        self, name: str, whole: ModelCall, trains: bool, mode: frozenset[str] | None, side: Side
     ) -> tuple[MadeProgram, Batch]:
         """A new program, and its inputs if known; collective."""
         trained = self.trainer.trained.names if trains else mode
         # What is made here outlives this call, and a later one may compute without inference mode.
         with torch.inference_mode(False), self.trainer.calls.prepared(name) as request:
-            made = self._programs.of(whole, trained)
+            made = side.programs.of(whole, trained)
             request.equal |= fingerprint_of(made.compiled)
-        kept = self._programs.kept
+        sides = [self._programs, *(side.programs for side in self._forward.sides)]
+        kept = frozenset[Compiled]().union(*(programs.kept for programs in sides))
         self._ranks = {c: rank for c, rank in self._ranks.items() if c in kept}
         with torch.inference_mode(False):
             self._ranks[made.compiled] = self._rank(made.compiled, shares=self._first)
         with self.trainer.calls.prepared(name):
-            batch = self._inputs(made.compiled, whole)
+            batch = self._inputs(made.compiled, whole, side)
         return made, batch
 
-    def _inputs(self, compiled: Compiled, whole: ModelCall) -> Batch:
+    def _inputs(self, compiled: Compiled, whole: ModelCall, side: Side) -> Batch:
         """The inputs of a program, if every rank passes the whole batch; else nothing yet."""
-        if self._batches.is_local:
+        if side.batches.is_local:
             return {}
-        batch = self._batches.given(compiled, whole)
+        batch = side.batches.given(compiled, whole)
         self._ranks[compiled].check_inputs(batch)
         return batch
 

@@ -6,6 +6,7 @@ has several if the set of trained parameters changes, or what the capture read o
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
@@ -104,6 +105,27 @@ class Programs:
         self._trained: frozenset[str] = frozenset()
         # Ranks that are threads of one process share the programs.
         self._lock = threading.RLock()
+
+    def of_model(
+        self, model: nn.Module, batch: Batch, results: Sequence[str | int] = ()
+    ) -> Programs:
+        """The programs that evaluate another model, of the same parameters, stored likewise.
+
+        Args:
+            model: the other model.
+            batch: where the samples of its inputs are.
+            results: what evaluation keeps beside the loss, as in ``capture``.
+        """
+        made = copy.copy(self)
+        made.model, made.batch = model, batch
+        made._results, made._step_results = tuple(results), ()
+        made._made, made._num_made, made._watched = OrderedDict(), 0, Watched()
+        return made
+
+    def captured(self, call: ModelCall) -> Graph:
+        """The graph of a call in ``eval()`` mode, without a program."""
+        with self._lock:
+            return self._captured(call, 1, None)
 
     def call(
         self, args: Sequence[Any] | Mapping[str, Any], kwargs: Mapping[str, Any] | None

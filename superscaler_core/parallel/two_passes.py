@@ -12,7 +12,7 @@ from torch import Tensor
 
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.ops import mix
-from superscaler_core.parallel.batch import Inputs
+from superscaler_core.parallel.batch import Batch, Inputs
 from superscaler_core.parallel.parallel import Evaluated, Parallel
 from superscaler_core.parallel.programs import FORWARD, Programs
 from superscaler_core.parallel.whole_loss import GRADS, WholeLoss
@@ -46,6 +46,10 @@ class TwoPasses(Parallel):
         self._whole_loss, said = whole_loss, programs.batch
         self._own = replace(said, dims=dict(said.dims.items() - whole_loss.grad_dims.items()))
         super().__init__(programs, call, transport, **options)
+
+    @property
+    def _said(self) -> Batch:
+        return self._own
 
     def step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Run both passes of one batch, as ``Parallel.step``; every rank passes the whole batch."""

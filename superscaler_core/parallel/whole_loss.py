@@ -12,7 +12,6 @@ setup, 2021 (GradCache).
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.batch import Batch, Inputs
+from superscaler_core.parallel.returned import returned_by, with_forward
 
 GRADS = "feature_grads"
 """The argument that has the gradients of the features."""
@@ -64,7 +63,7 @@ class WholeLoss:
                 "whole_loss has parameters that are trained, and only those of the model are: let "
                 "the model have them and return them beside the features, such as its temperature."
             )
-        leaves, form = pytree.tree_flatten(_returned(model, example))
+        leaves, form = pytree.tree_flatten(returned_by(model, example))
         odd = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
         if odd or not any(map(_has_grad, leaves)):
             raise PlanError(
@@ -72,7 +71,7 @@ class WholeLoss:
                 f"in a tuple or dict, with fractions among them, and has {odd or 'none'}."
             )
         inputs = Inputs.of(batch, model, example)
-        twice = pytree.tree_leaves(_returned(model, inputs.repeated(example)))
+        twice = pytree.tree_leaves(returned_by(model, inputs.repeated(example)))
         num = next(iter(inputs.sizes.values()), 1)
         pairs = enumerate(zip(leaves, twice, strict=True))
         dims = tuple(_dim_of_samples(i, a.shape, b.shape, num) for i, (a, b) in pairs)
@@ -147,16 +146,6 @@ def _has_grad(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _returned(model: nn.Module, call: ModelCall) -> Any:
-    """What a model returns, as tensors without values."""
-    state = dict([*model.named_parameters(), *model.named_buffers()])
-    args, kwargs = call.arguments
-    real = pytree.tree_map_only(Tensor, Tensor.detach, (state, tuple(args), dict(kwargs)))
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
-        held, given, named = pytree.tree_map_only(Tensor, fake.from_tensor, real)
-        return torch.func.functional_call(model, held, given, named)
-
-
 def _dim_of_samples(number: int, once: Sequence[int], twice: Sequence[int], num: int) -> int | None:
     """The dim of a feature that has the samples, given its shapes of ``num`` and twice as many."""
     dims = [i for i, (a, b) in enumerate(zip(once, twice, strict=True)) if a != b]
@@ -174,31 +163,18 @@ def with_grads(model: nn.Module, loss: WholeLoss) -> nn.Module:
 
     It takes the gradients as ``feature_grads``, and returns the features beside the loss.
     """
-    kind = type(model)
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def forward(own: Any, self: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         grads = kwargs.pop(GRADS)
         # A parameter may be a feature; only what an op computes can be a result.
-        features = [leaf * 1 for leaf in pytree.tree_leaves(kind.forward(self, *args, **kwargs))]
+        features = [leaf * 1 for leaf in pytree.tree_leaves(own(self, *args, **kwargs))]
         pairs = zip(filter(_has_grad, features), grads, strict=True)
         terms = [_weighted(feature, grad) for feature, grad in pairs]
         total = sum(terms[1:], terms[0])
         return {"loss": total, **dict(zip(loss.names, features, strict=True))}
 
-    said = inspect.signature(model.forward)
-    # Behind the model's own arguments, and before a catch-all of keywords.
-    own = [p for p in said.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    rest = [p for p in said.parameters.values() if p.kind is p.VAR_KEYWORD]
     grads = inspect.Parameter(GRADS, inspect.Parameter.KEYWORD_ONLY)
-    given = said.replace(parameters=[*own, grads, *rest], return_annotation=dict)
-    made = copy.copy(model)
-    made.__class__ = type(kind.__name__, (kind,), {"forward": forward})
-    # Attributes that the caller changes later, as by ``model.eval()``, are those of both.
-    made.__dict__ = model.__dict__
-    forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *given.parameters.values()]
-    )
-    return made
+    return with_forward(model, forward, grads)
 
 
 def _weighted(feature: Tensor, grad: Tensor) -> Tensor:

@@ -141,7 +141,6 @@ def test_results_are_those_of_the_whole_batch_or_refused() -> None:
 @pytest.mark.parametrize(
     ("habit", "error", "words"),
     [
-        (lambda model: model(x=batch(8)), TypeError, r"model\.step\(\.\.\.\) runs forward and"),
         (lambda model: model.train(), AttributeError, r"call model\.train\(\) there"),
         (lambda model: model.zero_grad(), AttributeError, "of the optimizer"),
         (lambda model: model.no_sync(), AttributeError, r"inside scaled\(1 / n\)"),

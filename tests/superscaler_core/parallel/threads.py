@@ -31,6 +31,12 @@ class ProgramsOfThreads(Programs):
         self._barrier.wait()
         return found
 
+    def captured(self, call: ModelCall) -> ss.Graph:
+        self._barrier.wait()
+        found = super().captured(call)
+        self._barrier.wait()
+        return found
+
 
 def on_threads(
     model: Any,
