@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from superscaler_core.planners.search import search
     from superscaler_core.rules.register import register_op
     from superscaler_core.simulator import DeviceProfile, simulate
+    from superscaler_core.training.flight_record import dump_flight_record
     from superscaler_core.training.live_bytes import LiveBytes
     from superscaler_core.training.load import load, run_threads
     from superscaler_core.training.resume import latest, load_run
@@ -69,6 +70,7 @@ _LAZY = {
     "Search": "superscaler_core.evaluation.search_options",
     "Trainer": "superscaler_core.training.trainer",
     "capture": "superscaler_core.front_end",
+    "dump_flight_record": "superscaler_core.training.flight_record",
     "latest": "superscaler_core.training.resume",
     "load": "superscaler_core.training.load",
     "load_run": "superscaler_core.training.resume",
@@ -128,6 +130,7 @@ __all__ = [
     "capture",
     "compile",
     "cost",
+    "dump_flight_record",
     "find_blocks",
     "latest",
     "load",

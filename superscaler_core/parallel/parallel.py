@@ -86,6 +86,7 @@ class Parallel(Habits):
         """The results of the last step that ``step_results`` of ``parallelize`` names, whole."""
         # The trainer itself knows only where the first program leaves the buffers.
         self.trainer.share_states = lambda: self._last.share_states()
+        self.trainer.calls.users.trail = lambda: self._last.trail
 
     @property
     def compiled(self) -> Compiled:
@@ -110,6 +111,10 @@ class Parallel(Habits):
             ValueError: on all ranks, if ranks pass other shapes or values where they have to be
                 equal.
         """
+        with self.trainer.calls.users.inside("step", args, kwargs):
+            return self._step(args, kwargs)
+
+    def _step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         compiled, rank, batch = self._chosen("step", args, kwargs)
         device = torch.device(self._options.get("device", "cpu"))
         with learned(compiled, self._transport, batch, device) as given:
@@ -156,6 +161,10 @@ class Parallel(Habits):
         Returns:
             The loss; with ``results`` of ``parallelize``, the loss and these, whole on all ranks.
         """
+        with self.trainer.calls.users.inside("evaluate", args, kwargs):
+            return self._evaluate(args, kwargs)
+
+    def _evaluate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | Evaluated:
         compiled, rank, batch = self._chosen("evaluate", args, kwargs)
         loss = rank.step(batch)
         if not rank.results:

@@ -77,6 +77,11 @@ class Trail:
         return (Mark(*mark) for mark in self._marks.copy())
 
     @property
+    def last(self) -> Mark | None:
+        """The instruction that began last; None before the first one."""
+        return Mark(*self._marks[-1]) if self._marks else None
+
+    @property
     def position(self) -> str:
         """Where the rank is in its step, as errors say it; empty before the first instruction."""
         marks = list(self)
