@@ -15,10 +15,12 @@ from superscaler_core.compiled import Compiled
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.batches import agreed_example, batches_of
-from superscaler_core.parallel.habits import Habits, Results
+from superscaler_core.parallel.habits import Results
 from superscaler_core.parallel.learned_inputs import learned
+from superscaler_core.parallel.meter import Facts, Meter
 from superscaler_core.parallel.own_batches import OwnBatches
 from superscaler_core.parallel.programs import MadeProgram, Programs, fingerprint_of
+from superscaler_core.parallel.reported import Reported
 from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.transport import Transport
@@ -43,7 +45,7 @@ class Evaluated(NamedTuple):
     results: Mapping[str, Tensor]
 
 
-class Parallel(Habits):
+class Parallel(Reported):
     """One rank's share of a model; ``parallelize`` makes it.
 
     A call stands for the same call of the model on a single device: every rank passes the *whole*
@@ -79,6 +81,8 @@ class Parallel(Habits):
         take_first_values(weights, stored, self._first.tables, transport, self._first.device)
         self._ranks: dict[Compiled, Rank] = {compiled: self._first}
         self._last = self._first
+        self.meter, self.facts = Meter(transport), Facts(compiled, self._first)
+        self._facts = {compiled: self.facts}
         self._batches = batches_of(programs, compiled, transport, self._first.device)
         self.trainer = Trainer(self._first, transport, programs.parameters)
         """The trainer of the example's shape, whose parameters all programs share."""
@@ -111,8 +115,7 @@ class Parallel(Habits):
             ValueError: on all ranks, if ranks pass other shapes or values where they have to be
                 equal.
         """
-        with self.trainer.calls.users.inside("step", args, kwargs):
-            return self._step(args, kwargs)
+        return self._reported("step", self._step, args, kwargs, lambda loss: loss)
 
     def _step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         compiled, rank, batch = self._chosen("step", args, kwargs)
@@ -161,8 +164,7 @@ class Parallel(Habits):
         Returns:
             The loss; with ``results`` of ``parallelize``, the loss and these, whole on all ranks.
         """
-        with self.trainer.calls.users.inside("evaluate", args, kwargs):
-            return self._evaluate(args, kwargs)
+        return self._reported("evaluate", self._evaluate, args, kwargs, _loss_of)
 
     def _evaluate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | Evaluated:
         compiled, rank, batch = self._chosen("evaluate", args, kwargs)
@@ -219,6 +221,9 @@ class Parallel(Habits):
         made, batch = found or self._made(name, whole, trains, mode)
         chosen = self._ranks[made.compiled]
         self._switch(made.compiled, chosen)
+        if made.compiled not in self._facts:
+            self._facts[made.compiled] = Facts(made.compiled, chosen)
+        self.facts = self._facts[made.compiled]
         for name in ("draws", "grad_scale", "loss_scale"):
             setattr(chosen, name, getattr(self._first, name))
         return made.compiled, chosen, batch or batches.given(made.compiled, call)
@@ -247,6 +252,8 @@ class Parallel(Habits):
             request.equal |= fingerprint_of(made.compiled)
         kept = self._programs.kept
         self._ranks = {c: rank for c, rank in self._ranks.items() if c in kept}
+        self._facts = {c: facts for c, facts in self._facts.items() if c in kept}
+        self.meter.settle(set(self._facts.values()))
         with torch.inference_mode(False):
             self._ranks[made.compiled] = self._rank(made.compiled, shares=self._first)
         with self.trainer.calls.prepared(name):
@@ -338,3 +345,7 @@ class Parallel(Habits):
         found = self.trainer.load(folder, **state)
         self._programs.originals.accept()
         return found
+
+
+def _loss_of(found: Tensor | Evaluated) -> Tensor:
+    return found.loss if isinstance(found, Evaluated) else found
