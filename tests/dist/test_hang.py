@@ -13,13 +13,13 @@ import torch.distributed as dist
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.training.flight_record import PREFIX
 from tests.dist.world import Worlds
 from tests.superscaler_core.run.test_results import batch, words
 
 pytestmark = pytest.mark.dist
 
 LIMIT_SECS = 0.5
+PREFIX = "flight_record_rank_"
 
 
 def named(size: int) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from torch.autograd import profiler as torch_profiler
 from torch.profiler import ProfilerActivity, profile
 
 import superscaler_core as ss
-from superscaler_core.program.event import P2PSend
-from superscaler_core.program.verb import COMPUTING, Verb
+from superscaler_core.program import COMPUTING, P2PSend, Verb
 from superscaler_core.run.ranges import instruction
 from superscaler_core.run.tables import RankEdge, SubTransfer, Tables
 from superscaler_core.run.trail import Mark, Trail

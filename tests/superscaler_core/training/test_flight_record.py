@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from superscaler_core.run.trail import Trail
+from superscaler_core.run import Trail
 from superscaler_core.training.flight_record import FOLDER_VARIABLE, PREFIX, dump_flight_record
 from superscaler_core.training.user_calls import UserCalls
 

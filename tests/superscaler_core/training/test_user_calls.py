@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 import superscaler_core as ss
-from superscaler_core.run.trail import Trail
+from superscaler_core.run import Trail
 from superscaler_core.training.user_calls import MAX_CALLS, MAX_RANKS, UserCalls
 from tests.superscaler_core.parallel.threads import on_threads
 from tests.superscaler_core.run.test_results import batch, words
