@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+import rvdcomm as rv
 from superscaler_core.compiled import Compiled
 from superscaler_core.cost import DeviceProfile
 from superscaler_core.cost.model_flops import model_flops
@@ -91,16 +92,14 @@ class Facts:
     @cached_property
     def planned_bytes(self) -> int:
         """Bytes that this rank sends in a call, as the plans of its communication say."""
-        made, total = self._compiled.materialized, 0
+        made, sent_in = self._compiled.materialized, dict[int, int]()
+        total = 0
         for move in moves_of(made, made.topology, self._compiled.precision):
-            for program in (plan.program for plan in move.plans):
-                sent = sum(
-                    num_elements
-                    for collective in program.collectives
-                    for (src, dst), num_elements in collective.traffic().items()
-                    if src == self._tables.rank and src != dst
-                )
-                total += move.num_times * sent * program.item_bytes
+            for plan in move.plans:
+                # Layers that are alike share plans, which are kept as long as the program.
+                if id(plan) not in sent_in:
+                    sent_in[id(plan)] = _sent_bytes(plan, self._tables.rank)
+                total += move.num_times * sent_in[id(plan)]
         return total
 
     @cached_property
@@ -109,6 +108,16 @@ class Facts:
 
     def _measured_bytes(self) -> int:
         return torch.cuda.max_memory_allocated(self._device)
+
+
+def _sent_bytes(plan: rv.Plan, rank: int) -> int:
+    """The bytes that one rank sends to others in a plan."""
+    return plan.program.item_bytes * sum(
+        num_elements
+        for collective in plan.program.collectives
+        for (src, dst), num_elements in collective.traffic().items()
+        if src == rank and src != dst
+    )
 
 
 def _peak(peak: float | DeviceProfile | None, dtype: str) -> float | None:

@@ -53,7 +53,8 @@ class Parallel(Reported):
     depends neither on the plan nor on the number of ranks. If ``Batch.kind`` is "local", ranks pass
     samples of their own, and the call is that of all their samples.
 
-    All calls but ``parameters`` and ``named_parameters`` are collective.
+    All calls but ``parameters``, ``named_parameters``, ``stats`` and those of callbacks are
+    collective.
 
     A batch of another shape than the example gets a program of its own when it first comes. Making
     it takes as long as making the first one; a bounded number of programs is kept. All programs

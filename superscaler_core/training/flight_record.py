@@ -91,8 +91,9 @@ def dump_if_asked() -> None:
         return
     try:
         dump_flight_record(folder)
-    except OSError as error:
-        warnings.warn(f"{FOLDER_VARIABLE}={folder}: no record is written: {error}", stacklevel=2)
+    except Exception as error:
+        text = f"{FOLDER_VARIABLE}={folder}: no record is written: {type(error).__name__}: {error}"
+        warnings.warn(text, stacklevel=2)
 
 
 def _entry(group: str, users: UserCalls, call: UserCall) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import json
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -43,6 +43,9 @@ SETTLE_SECS = 1.0
 """After a failure, ranks that are still in a call may take this time to say how they end."""
 
 _PAUSE_SECS = 0.02
+
+_PAUSE_SECS_PER_RANK = 1e-3
+"""All ranks ask the store for the notes of all ranks, so many ranks ask less often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,9 @@ class UserCalls:
     def _put(self, call: UserCall) -> None:
         self.calls.append(call)
         if len(self._ranks) > 1:
-            self._transport.tell(json.dumps(asdict(call)))
+            # Without a group nobody can be told, and the call itself will say that.
+            with suppress(rv.CommError):
+                self._transport.tell(json.dumps(asdict(call)))
 
     def position(self, call: UserCall) -> str:
         """The instruction that the program is in, if it began in this call."""
@@ -163,15 +168,19 @@ class UserCalls:
         last = trail.last
         return "" if last is None or last.since_ns < call.begun_ns else trail.position
 
+    def _told(self) -> dict[int, UserCall]:
+        """The last call of every rank, as far as it is known."""
+        with suppress(rv.CommError):
+            return {rank: UserCall(**json.loads(t)) for rank, t in self._transport.told().items()}
+        return {}
+
     def places(self) -> str:
         """Where all ranks are, a line for each place, as far as they said so."""
         deadline = time.monotonic() + SETTLE_SECS
-        while True:
-            told = {rank: UserCall(**json.loads(t)) for rank, t in self._transport.told().items()}
-            running = [rank for rank in self._ranks if rank in told and not told[rank].ended_ns]
-            if not running or time.monotonic() > deadline:
-                break
-            time.sleep(_PAUSE_SECS)
+        told = self._told()
+        while time.monotonic() < deadline and any(not call.ended_ns for call in told.values()):
+            time.sleep(_PAUSE_SECS + _PAUSE_SECS_PER_RANK * len(self._ranks))
+            told = self._told()
         now_ns, ranks_at = time.time_ns(), dict[str, list[int]]()
         for rank in self._ranks:
             place = told[rank].where(now_ns) if rank in told else "in no call: it has made none"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.run import Trail
 from superscaler_core.training.user_calls import MAX_CALLS, MAX_RANKS, UserCalls
@@ -114,6 +115,8 @@ def test_ranks_that_fail_with_another_one_say_where_they_were() -> None:
 class Noted:
     """A transport that only carries notes."""
 
+    global_ranks = tuple(range(MAX_RANKS + 3))
+
     def __init__(self, told: dict[int, str]) -> None:
         self._told = told
 
@@ -180,3 +183,16 @@ def test_a_rank_remembers_its_last_calls() -> None:
         with users.inside("step"):
             pass
     assert (users.calls[0].seq, users.calls[-1].seq) == (3, MAX_CALLS + 2)
+
+
+def test_a_lost_group_does_not_hide_the_error() -> None:
+    class Lost(Noted):
+        def tell(self, text: str) -> None:
+            raise rv.CommError("no group")
+
+        def told(self) -> dict[int, str]:
+            raise rv.CommError("no group")
+
+    users = UserCalls(range(2), Lost({}))  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError, match=r"^late\n"), users.inside("step"):
+        raise TimeoutError("late")
