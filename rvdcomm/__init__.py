@@ -36,10 +36,13 @@ if TYPE_CHECKING:
         abort,
         empty,
         empty_cache,
+        flight_record,
         redistribute,
         redistribute_many,
         restart,
+        tell,
         timeout,
+        told,
     )
 
 __version__ = "0.1.0"
@@ -47,7 +50,8 @@ __version__ = "0.1.0"
 _NEEDS_TORCH = frozenset(
     {
         *("CallOptions", "Pending", "Redistributor", "empty", "empty_cache"),
-        *("abort", "redistribute", "redistribute_many", "restart", "timeout"),
+        *("abort", "redistribute", "redistribute_many", "restart", "tell"),
+        *("flight_record", "timeout", "told"),
     }
 )
 
@@ -81,6 +85,7 @@ __all__ = [
     "best_ranks",
     "empty",
     "empty_cache",
+    "flight_record",
     "load_plan",
     "plan",
     "plan_many",
@@ -88,7 +93,9 @@ __all__ = [
     "redistribute_many",
     "restart",
     "simulate",
+    "tell",
     "timeout",
+    "told",
 ]
 
 

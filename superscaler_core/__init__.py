@@ -49,10 +49,20 @@ if TYPE_CHECKING:
     from superscaler_core.front_end import capture
     from superscaler_core.front_end.modules import register_module
     from superscaler_core.front_end.shard import shard
-    from superscaler_core.parallel import Parallel, parallelize
+    from superscaler_core.parallel import (
+        Batch,
+        Callback,
+        Parallel,
+        Stats,
+        StepStats,
+        TensorBoardWriter,
+        WandbWriter,
+        parallelize,
+    )
     from superscaler_core.planners.search import search
     from superscaler_core.rules.register import register_op
     from superscaler_core.simulator import DeviceProfile, simulate
+    from superscaler_core.training.flight_record import dump_flight_record
     from superscaler_core.training.live_bytes import LiveBytes
     from superscaler_core.training.load import load, run_threads
     from superscaler_core.training.resume import latest, load_run
@@ -61,14 +71,20 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "Batch": "superscaler_core.parallel",
+    "Callback": "superscaler_core.parallel",
     "CostModel": "superscaler_core.cost",
     "DeviceProfile": "superscaler_core.simulator",
     "Found": "superscaler_core.evaluation.found",
     "LiveBytes": "superscaler_core.training.live_bytes",
     "Parallel": "superscaler_core.parallel",
     "Search": "superscaler_core.evaluation.search_options",
+    "Stats": "superscaler_core.parallel",
+    "StepStats": "superscaler_core.parallel",
+    "TensorBoardWriter": "superscaler_core.parallel",
     "Trainer": "superscaler_core.training.trainer",
+    "WandbWriter": "superscaler_core.parallel",
     "capture": "superscaler_core.front_end",
+    "dump_flight_record": "superscaler_core.training.flight_record",
     "latest": "superscaler_core.training.resume",
     "load": "superscaler_core.training.load",
     "load_run": "superscaler_core.training.resume",
@@ -90,6 +106,7 @@ __all__ = [
     "Axis",
     "Batch",
     "Blocks",
+    "Callback",
     "CaptureError",
     "Compiled",
     "CostModel",
@@ -122,12 +139,17 @@ __all__ = [
     "Search",
     "ShardSpec",
     "Stage",
+    "Stats",
     "StepProgram",
+    "StepStats",
+    "TensorBoardWriter",
     "Trainer",
     "VTensor",
+    "WandbWriter",
     "capture",
     "compile",
     "cost",
+    "dump_flight_record",
     "find_blocks",
     "latest",
     "load",

@@ -1,8 +1,10 @@
 """The functions that people call to move tensors on a process group."""
 
+from rvdcomm.api.flight import flight_record
 from rvdcomm.api.many import redistribute_many
 from rvdcomm.api.many_memory import ManyMemory
 from rvdcomm.api.memory import empty, empty_cache
+from rvdcomm.api.notes import tell, told
 from rvdcomm.api.one import redistribute
 from rvdcomm.api.options import CallOptions
 from rvdcomm.api.pending import Pending, drain
@@ -25,9 +27,12 @@ __all__ = [
     "fault_of",
     "fault_of_mode",
     "fault_of_out",
+    "flight_record",
     "redistribute",
     "redistribute_many",
     "resolved",
     "restart",
+    "tell",
     "timeout",
+    "told",
 ]

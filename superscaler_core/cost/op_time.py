@@ -8,7 +8,7 @@ from typing import NamedTuple
 import rvdcomm as rv
 from superscaler_core.cost.launches import Launches, launches_of
 from superscaler_core.cost.profile import DeviceProfile
-from superscaler_core.graph.form import MAX_PART_FORMS, PartForm, TensorForm
+from superscaler_core.graph.form import MAX_PART_FORMS, OpForm, PartForm, TensorForm
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ITEM_BYTES, PARAMETER
@@ -102,10 +102,10 @@ def backward_bytes(form: PartForm) -> int:
     return saved + given + again + sum(view.num_bytes for view in wanted)
 
 
-def backward_products(form: PartForm) -> float:
+def backward_products(op: OpForm) -> float:
     """Operations of the backward divided by those of the forward: one per gradient, two at most."""
-    wanted = sum(of.requires_grad for of in form.op.inputs)
-    return BACKWARD_FLOPS.get(form.op.kind, min(2, wanted))
+    wanted = sum(of.requires_grad for of in op.inputs)
+    return BACKWARD_FLOPS.get(op.kind, min(2, wanted))
 
 
 def forward_flops(form: PartForm) -> float:
@@ -183,7 +183,7 @@ class OpTimes:
         forward = self._roofline(form, 1, forward_bytes(form))
         if not any(of.requires_grad for of in form.op.outputs):
             return forward, 0.0
-        return forward, self._roofline(form, backward_products(form), backward_bytes(form))
+        return forward, self._roofline(form, backward_products(form.op), backward_bytes(form))
 
     def _roofline(self, form: PartForm, num_products: float, num_bytes: int) -> float:
         profile, dtype = self.profile, form.op.outputs[0].dtype

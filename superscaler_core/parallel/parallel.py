@@ -20,10 +20,12 @@ from superscaler_core.hugging_face import read_weights, write_folder
 from superscaler_core.parallel.batch import Batch as BatchForm
 from superscaler_core.parallel.batches import agreed_example, batches_of
 from superscaler_core.parallel.forward import Forward, Side
-from superscaler_core.parallel.habits import Habits, Results
+from superscaler_core.parallel.habits import Results
 from superscaler_core.parallel.learned_inputs import learned
+from superscaler_core.parallel.meter import Facts, Meter
 from superscaler_core.parallel.own_batches import OwnBatches
 from superscaler_core.parallel.programs import MadeProgram, Programs, fingerprint_of
+from superscaler_core.parallel.reported import Reported
 from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.transport import Transport
@@ -50,7 +52,7 @@ class Evaluated(NamedTuple):
     results: Mapping[str, Tensor]
 
 
-class Parallel(Habits):
+class Parallel(Reported):
     """One rank's share of a model; ``parallelize`` makes it.
 
     A call stands for the same call of the model on a single device: every rank passes the *whole*
@@ -58,7 +60,8 @@ class Parallel(Habits):
     depends neither on the plan nor on the number of ranks. If ``Batch.kind`` is "local", ranks pass
     samples of their own, and the call is that of all their samples.
 
-    All calls but ``parameters`` and ``named_parameters`` are collective.
+    All calls but ``parameters``, ``named_parameters``, ``stats`` and those of callbacks are
+    collective.
 
     A batch of another shape than the example gets a program of its own when it first comes. Making
     it takes as long as making the first one; a bounded number of programs is kept. All programs
@@ -98,12 +101,15 @@ class Parallel(Habits):
         )
         self._batches = batches(programs)
         self._forward = Forward(programs, self._said, batches)
+        self.meter, self.facts = Meter(transport), Facts(compiled, self._first)
+        self._facts = {compiled: self.facts}
         self.trainer = Trainer(self._first, transport, programs.parameters)
         """The trainer of the example's shape, whose parameters all programs share."""
         self.results: Mapping[str, Tensor] = Results()
         """The results of the last step that ``step_results`` of ``parallelize`` names, whole."""
         # The trainer itself knows only where the first program leaves the buffers.
         self.trainer.share_states = lambda: self._last.share_states()
+        self.trainer.calls.users.trail = lambda: self._last.trail
         if weights is not None:
             self._read_weights(weights)
 
@@ -135,6 +141,9 @@ class Parallel(Habits):
             ValueError: on all ranks, if ranks pass other shapes or values where they have to be
                 equal.
         """
+        return self._reported("step", self._step, args, kwargs, lambda loss: loss)
+
+    def _step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         compiled, rank, batch = self._chosen("step", args, kwargs)
         device = torch.device(self._options.get("device", "cpu"))
         with learned(compiled, self._transport, batch, device) as given:
@@ -181,6 +190,9 @@ class Parallel(Habits):
         Returns:
             The loss; with ``results`` of ``parallelize``, the loss and these, whole on all ranks.
         """
+        return self._reported("evaluate", self._evaluate, args, kwargs, _loss_of)
+
+    def _evaluate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | Evaluated:
         compiled, rank, batch = self._chosen("evaluate", args, kwargs)
         loss = rank.step(batch)
         if not rank.results:
@@ -203,8 +215,9 @@ class Parallel(Habits):
         """
         call = self._forward.call(args, kwargs)
         side = self._forward.side(call)
-        compiled, rank, batch = self._chosen("the forward", args, kwargs, side=side)
-        rank.step(batch)
+        with self.trainer.calls.users.inside("forward", args, kwargs):
+            compiled, rank, batch = self._chosen("forward", args, kwargs, side=side)
+            rank.step(batch)
         return self._forward.returned(call, side.batches.own(compiled, rank.results))
 
     forward = __call__
@@ -261,6 +274,9 @@ class Parallel(Habits):
         made, batch = found or self._made(name, whole, trains, mode, Side(programs, batches))
         chosen = self._ranks[made.compiled]
         self._switch(made.compiled, chosen)
+        if made.compiled not in self._facts:
+            self._facts[made.compiled] = Facts(made.compiled, chosen)
+        self.facts = self._facts[made.compiled]
         for name in ("draws", "grad_scale", "loss_scale"):
             setattr(chosen, name, getattr(self._first, name))
         return made.compiled, chosen, batch or batches.given(made.compiled, call)
@@ -295,6 +311,8 @@ class Parallel(Habits):
         sides = [self._programs, *(side.programs for side in self._forward.sides)]
         kept = frozenset[Compiled]().union(*(programs.kept for programs in sides))
         self._ranks = {c: rank for c, rank in self._ranks.items() if c in kept}
+        self._facts = {c: facts for c, facts in self._facts.items() if c in kept}
+        self.meter.settle(set(self._facts.values()))
         with torch.inference_mode(False):
             self._ranks[made.compiled] = self._rank(made.compiled, shares=self._first)
         with self.trainer.calls.prepared(name):
@@ -420,15 +438,15 @@ class Parallel(Habits):
             CheckpointError: a rank could not write; on all ranks.
             PlanError: the model is not of transformers.
         """
-        with self.trainer.calls.prepared(
-            "save_pretrained", dtype=str(dtype), max_shard_bytes=str(max_shard_bytes)
-        ):
-            pass
-        stored, first = self.trainer.stored_model, self._first
-        write_folder(
-            folder, self._programs.model, stored, first.tables.parameters, first.weights.shard,
-            self._transport, dtype=dtype, max_shard_bytes=max_shard_bytes,
-        )  # fmt: skip
+        calls, first = self.trainer.calls, self._first
+        with calls.users.inside("save_pretrained"):
+            how = {"dtype": str(dtype), "max_shard_bytes": str(max_shard_bytes)}
+            with calls.prepared("save_pretrained", **how):
+                pass
+            write_folder(
+                folder, self._programs.model, self.trainer.stored_model, first.tables.parameters,
+                first.weights.shard, self._transport, dtype=dtype, max_shard_bytes=max_shard_bytes,
+            )  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> IncompatibleKeys:
         """Take this rank's boxes of whole parameters, as ``Trainer.load_state_dict``."""
@@ -445,3 +463,7 @@ class Parallel(Habits):
         found = self.trainer.load(folder, **state)
         self._programs.originals.accept()
         return found
+
+
+def _loss_of(found: Tensor | Evaluated) -> Tensor:
+    return found.loss if isinstance(found, Evaluated) else found

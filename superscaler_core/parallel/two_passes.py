@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -51,22 +51,26 @@ class TwoPasses(Parallel):
     def _said(self) -> Batch:
         return self._own
 
-    def step(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Run both passes of one batch, as ``Parallel.step``; every rank passes the whole batch."""
+    def _step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        """Run both passes of one batch; every rank passes the whole batch."""
         features, rank = self._features("the features of a step", args, kwargs, FORWARD)
         with _drawing_as_all(rank):
             loss, grads = self._whole_loss.grads_of(features)
-        super().step(*args, **kwargs, **{GRADS: grads})
+        super()._step(args, {**kwargs, GRADS: grads})
         return loss
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Tensor | Evaluated:
+    def _evaluate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | Evaluated:
         """The loss of one batch in ``eval()`` mode, without gradients."""
         features, rank = self._features("evaluate", args, kwargs, None)
         with torch.no_grad(), _drawing_as_all(rank):
             return self._whole_loss.loss_of(features)
 
     def _features(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], mode: frozenset[str] | None
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        mode: frozenset[str] | None,
     ) -> tuple[list[Tensor], Rank]:
         """The features of the whole batch, without gradients; buffers stay as they are."""
         model = self._programs.model

@@ -16,6 +16,7 @@ from superscaler_core.run.lines import (
     Variable,
 )
 from superscaler_core.run.rank import Rank
+from superscaler_core.run.trail import Mark, Trail
 from superscaler_core.run.transport import DistCall, DistTransport, ThreadTransport, Transport
 
 __all__ = [
@@ -30,10 +31,12 @@ __all__ = [
     "Host",
     "Join",
     "Line",
+    "Mark",
     "PartExpression",
     "Rank",
     "SumExpression",
     "ThreadTransport",
+    "Trail",
     "Transport",
     "Tuple",
     "Variable",

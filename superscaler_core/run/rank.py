@@ -97,6 +97,7 @@ class Rank(RankCalls):
         """
         self._batch = batch
         self._loss = None
+        self.trail.restart()
         scale = self.loss_scale * (1.0 if self.grad_scale is None else self.grad_scale())
         self.loss_grad = self._grad_share if scale == 1.0 else self._grad_share * scale
         self._num_steps += 1

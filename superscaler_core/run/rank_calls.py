@@ -18,8 +18,10 @@ from superscaler_core.run.host import Host, Offloaded
 from superscaler_core.run.mover import EdgeMover
 from superscaler_core.run.moves import Route
 from superscaler_core.run.own_samples import OwnSamples
+from superscaler_core.run.ranges import instruction
 from superscaler_core.run.tables import Tables, box_of
 from superscaler_core.run.tape import Grads, SegmentFunction, Tape, Tensors
+from superscaler_core.run.trail import Trail
 from superscaler_core.run.transport import Transport
 from superscaler_core.run.weights import WeightStore
 
@@ -31,25 +33,33 @@ StageFunction = Callable[[Any, int], None]
 
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
+_SEGMENT, _EDGE, _SENT, _WEIGHTS = 2, 1, 2, 1
+"""How many first arguments name what an instruction is about: a segment and its microbatch, an edge
+alone or with its microbatch, weights."""
+
 
 def _of(
-    part: str, method: Callable[Concatenate[Any, P], T]
+    part: str,
+    method: Callable[Concatenate[Any, P], T],
+    num_named: int | None = None,
+    words: str = "",
 ) -> Callable[Concatenate[RankCalls, P], T]:
-    """A method of a part of the rank, as a method of the rank."""
+    """A method of a part of the rank, as a method of the rank; an ``instruction`` if it names."""
     get = attrgetter(part)
 
     @wraps(method)
     def call(rank: RankCalls, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return method(get(rank), *args, **kwargs)
 
-    return call
+    return call if num_named is None else instruction(num_named, words)(call)
 
 
 def _offloaded(
-    *steps: Callable[[Offloaded], None],
+    words: str, *steps: Callable[[Offloaded], None]
 ) -> Callable[[RankCalls, SegmentFunction, int], None]:
     """Steps of the kept values of a segment to the host or back; a pass has kept none."""
 
+    @instruction(_SEGMENT, words)
     def call(rank: RankCalls, segment: SegmentFunction, mb: int) -> None:
         for step in steps if rank._with_grad else ():
             step(rank._tape.offloaded(segment, mb))
@@ -76,6 +86,7 @@ class RankCalls:
         loss_grad: the gradient of each microbatch's loss.
         updates: runs the optimizers of some parameters.
         corrected: corrects the weights that backwards read, if anything does.
+        trail: the instructions that the rank began last.
     """
 
     def __init__(
@@ -89,6 +100,7 @@ class RankCalls:
         seed: int,
     ) -> None:
         self.tables, self.weights, self.device = tables, weights, device
+        self.trail = Trail()
         self._constants = constants
         self._tape = Tape(tables.recomputed, tables.offloaded, host)
         self._mover = EdgeMover(tables, transport, device)
@@ -151,6 +163,7 @@ class RankCalls:
         share = loss * self._loss_share
         self._loss = share if self._loss is None else self._loss + share
 
+    @instruction(0)
     def total_loss(self) -> None:
         """Sum the losses of all microbatches over all ranks."""
         total = self._route_of_loss.move(self._loss)
@@ -162,6 +175,7 @@ class RankCalls:
 
     # --- segments; in a recycling pass they keep nothing ---------------------------------
 
+    @instruction(_SEGMENT)
     def forward(
         self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors
     ) -> Tensors:
@@ -170,27 +184,31 @@ class RankCalls:
             return self.compute(segment, mb, inputs, others)
         return self._tape.forward(segment, mb, self._rng(mb), inputs, others)
 
+    @instruction(_SEGMENT)
     def compute(
         self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors
     ) -> Tensors:
         """Run a segment that has no backward."""
         return self._tape.compute(segment, self._rng(mb), inputs, others)
 
+    @instruction(_SEGMENT)
     def backward(self, segment: SegmentFunction, mb: int, grads: Grads) -> Tensors:
         """The gradients of a segment's inputs, given those of its outputs."""
         return self._tape.backward(segment, mb, self._rng(mb), grads)
 
+    @instruction(_SEGMENT)
     def backward_inputs(self, segment: SegmentFunction, mb: int, grads: Grads) -> Tensors:
         """Like ``backward``, without the gradients of weights; ``backward_weights`` adds those."""
         return self._tape.backward_inputs(segment, mb, self._rng(mb), grads)
 
+    @instruction(_SEGMENT)
     def recompute(self, segment: SegmentFunction, mb: int) -> None:
         """Recompute a segment that kept only its inputs, before its backward."""
         self._tape.recompute(segment, mb, self._rng(mb))
 
     hold = _of("_tape", Tape.hold)
-    backward_weights = _of("_tape", Tape.backward_weights)
-    kept = _of("_tape", Tape.kept)
+    backward_weights = _of("_tape", Tape.backward_weights, _SEGMENT)
+    kept = _of("_tape", Tape.kept, _SENT, "resume")
 
     def keep(self, name: str, mb: int, values: Tensors) -> None:
         """Keep the inputs of a region for its recomputation, if there will be a backward."""
@@ -198,12 +216,12 @@ class RankCalls:
             self._tape.keep(name, mb, values)
 
     # Copies of kept values to the host and back.
-    start_offload = _offloaded(Offloaded.send)
-    wait_offload = _offloaded(Offloaded.leave)
-    offload = _offloaded(Offloaded.send, Offloaded.leave)
-    start_reload = _offloaded(Offloaded.fetch)
-    wait_reload = _offloaded(Offloaded.arrive)
-    reload = _offloaded(Offloaded.fetch, Offloaded.arrive)
+    start_offload = _offloaded("start offload", Offloaded.send)
+    wait_offload = _offloaded("wait offload", Offloaded.leave)
+    offload = _offloaded("offload", Offloaded.send, Offloaded.leave)
+    start_reload = _offloaded("start reload", Offloaded.fetch)
+    wait_reload = _offloaded("wait reload", Offloaded.arrive)
+    reload = _offloaded("reload", Offloaded.fetch, Offloaded.arrive)
 
     # --- arguments of segments ------------------------------------------------------------------
 
@@ -236,18 +254,18 @@ class RankCalls:
 
     # --- edges ----------------------------------------------------------------------------------
 
-    move = _of("_mover", EdgeMover.move)
-    start_move = _of("_mover", EdgeMover.start_move)
-    wait_move = _of("_mover", EdgeMover.wait_move)
-    move_back = _of("_mover", EdgeMover.move_back)
-    start_move_back = _of("_mover", EdgeMover.start_move_back)
-    wait_move_back = _of("_mover", EdgeMover.wait_move_back)
+    move = _of("_mover", EdgeMover.move, _EDGE)
+    start_move = _of("_mover", EdgeMover.start_move, _EDGE)
+    wait_move = _of("_mover", EdgeMover.wait_move, _EDGE)
+    move_back = _of("_mover", EdgeMover.move_back, _EDGE)
+    start_move_back = _of("_mover", EdgeMover.start_move_back, _EDGE)
+    wait_move_back = _of("_mover", EdgeMover.wait_move_back, _EDGE)
     send = _of("_mover", EdgeMover.send)
-    p2p_send = _of("_mover", EdgeMover.p2p_send)
-    receive = _of("_mover", EdgeMover.receive)
+    p2p_send = _of("_mover", EdgeMover.p2p_send, _SENT)
+    receive = _of("_mover", EdgeMover.receive, _SENT)
     send_grad = _of("_mover", EdgeMover.send_grad)
-    p2p_send_back = _of("_mover", EdgeMover.p2p_send_back)
-    receive_grad = _of("_mover", EdgeMover.receive_grad)
+    p2p_send_back = _of("_mover", EdgeMover.p2p_send_back, _SENT)
+    receive_grad = _of("_mover", EdgeMover.receive_grad, _SENT)
     recycled = _of("_mover", EdgeMover.recycled)
 
     def recycle(self, name: str, mb: int, shard: Tensor | None) -> None:
@@ -262,22 +280,23 @@ class RankCalls:
 
     # --- weights; started communication runs while the rank continues ---------------------------
 
-    begin = _of("weights", WeightStore.begin)
-    fetch = _of("weights", WeightStore.fetch)
-    start_fetch = _of("weights", WeightStore.start_fetch)
-    wait_fetch = _of("weights", WeightStore.wait_fetch)
-    unshard = _of("weights", WeightStore.unshard)
-    start_unshard = _of("weights", WeightStore.start_unshard)
-    wait_unshard = _of("weights", WeightStore.wait_unshard)
+    begin = _of("weights", WeightStore.begin, 0)
+    fetch = _of("weights", WeightStore.fetch, _WEIGHTS)
+    start_fetch = _of("weights", WeightStore.start_fetch, _WEIGHTS)
+    wait_fetch = _of("weights", WeightStore.wait_fetch, _WEIGHTS)
+    unshard = _of("weights", WeightStore.unshard, _WEIGHTS)
+    start_unshard = _of("weights", WeightStore.start_unshard, _WEIGHTS)
+    wait_unshard = _of("weights", WeightStore.wait_unshard, _WEIGHTS)
     reshard = _of("weights", WeightStore.drop)
-    reduce = _of("weights", WeightStore.reduce)
-    start_reduce = _of("weights", WeightStore.start_reduce)
-    wait_reduce = _of("weights", WeightStore.wait_reduce)
+    reduce = _of("weights", WeightStore.reduce, _WEIGHTS)
+    start_reduce = _of("weights", WeightStore.start_reduce, _WEIGHTS)
+    wait_reduce = _of("weights", WeightStore.wait_reduce, _WEIGHTS)
 
     def use(self, name: str) -> Tensor:
         """The copy of a weight that segments read."""
         return self.weights.copy(name)
 
+    @instruction(_WEIGHTS)
     def update(self, names: Sequence[str], keeps: int = 0) -> None:
         """Put gradients of parameters where optimizers read them, and run the step's optimizers.
 

@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from superscaler_core.run.backward_halves import SplitBackward
 from superscaler_core.run.host import ActivationOffload, Host, Offloaded, emptied
+from superscaler_core.run.ranges import inner_range
 
 SegmentFunction = Callable[..., tuple[Tensor, ...]]
 """A function of a generated file; its arguments are the seed of its dropout, and tensors."""
@@ -191,7 +192,10 @@ class Tape:
     def _taken(self, segment: SegmentFunction, mb: int, seed: int) -> SavedSegment:
         """The values that a backward starts from; the tape releases them."""
         saved = self._saved.pop((segment.__name__, mb))
-        return self._with_graph(saved, segment, seed)
+        if saved.roots is not None:
+            return saved
+        with inner_range("recompute", segment, mb):
+            return self._with_graph(saved, segment, seed)
 
     def offloaded_bytes(self, mb: int) -> Mapping[str, int]:
         """The bytes on the host for each offloaded segment of a microbatch."""

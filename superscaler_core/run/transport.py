@@ -61,6 +61,10 @@ class Transport(Protocol):
 
     rank: int
 
+    @property
+    def global_ranks(self) -> tuple[int, ...]:
+        """The numbers that its ranks have among all processes of the job."""
+
     def call(self, sub_transfer: SubTransfer) -> TransportCall:
         """Prepare a sub-transfer; collective when the sub-transfer is first used."""
 
@@ -86,6 +90,12 @@ class Transport(Protocol):
         Returns:
             What every rank gave as ``text``, in the order of ranks.
         """
+
+    def tell(self, text: str) -> None:
+        """Leave a text for the other ranks, in place of the one before; waits for nobody."""
+
+    def told(self) -> dict[int, str]:
+        """The last text of every rank that left one; it can be read after a failure too."""
 
     def rows(self, row: Tensor, ranks: tuple[int, ...]) -> Tensor:
         """The rows of ranks, ``[elements]`` each, as ``[ranks, elements]``; collective over them.
@@ -116,6 +126,18 @@ class DistTransport:
         found = self._rows[key].move(row[None].to(self._place))
         assert found is not None, "every rank gets the rows"
         return found.cpu()
+
+    @property
+    def global_ranks(self) -> tuple[int, ...]:
+        if not dist.is_initialized():
+            return (self.rank,)
+        return tuple(dist.get_process_group_ranks(self._group))
+
+    def tell(self, text: str) -> None:
+        rv.tell(text, self._group)
+
+    def told(self) -> dict[int, str]:
+        return rv.told(self._group)
 
     @cached_property
     def _place(self) -> torch.device:
@@ -251,9 +273,10 @@ class Board:
     """The shared state through which the ranks of a ``ThreadTransport`` communicate."""
 
     def __init__(self, timeout_secs: float = 60.0, num_ranks: int = 1) -> None:
-        self.timeout_secs = timeout_secs
+        self.timeout_secs, self.num_ranks = timeout_secs, num_ranks
         self.restarted = threading.Barrier(num_ranks, self.forget, timeout_secs)
         self.texts: dict[int, str] = {}
+        self.told: dict[int, str] = {}
         self.changed = threading.Condition()
         self.meetings: dict[tuple[SubTransfer, int], _Meeting] = defaultdict(_Meeting)
         self.rows: dict[tuple[tuple[int, ...], int], dict[int, list[Any]]] = defaultdict(dict)
@@ -286,6 +309,16 @@ class ThreadTransport:
 
     def fail(self, error: BaseException) -> None:
         self._board.fail(error)
+
+    @property
+    def global_ranks(self) -> tuple[int, ...]:
+        return tuple(range(self._board.num_ranks))
+
+    def tell(self, text: str) -> None:
+        self._board.told[self.rank] = text
+
+    def told(self) -> dict[int, str]:
+        return self._board.told.copy()
 
     def restart(self, text: str) -> list[str]:
         board = self._board

@@ -26,6 +26,7 @@ from superscaler_core import errors
 from superscaler_core.errors import PlanError
 from superscaler_core.run.together import texts_of
 from superscaler_core.run.transport import Transport
+from superscaler_core.training.user_calls import UserCalls
 
 _MAX_SHOWN = 300
 """Characters of a rank's value in an error."""
@@ -57,6 +58,7 @@ class SameCall:
     Attributes:
         digests: two numbers of this rank: one of the parameters that it stores, and one of what it
             did to them, which must be equal on ranks that store the same ones.
+        users: the calls of the user, of which a comparison is a part.
 
     Args:
         ranks: the ranks, ascending.
@@ -65,6 +67,7 @@ class SameCall:
 
     def __init__(self, ranks: tuple[int, ...], transport: Transport) -> None:
         self.ranks, self._transport = ranks, transport
+        self.users = UserCalls(ranks, transport)
         self.digests: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     @contextmanager
@@ -79,6 +82,10 @@ class SameCall:
             PlanError: ranks make different calls, or disagree about what must be equal.
             Exception: a rank failed in its block; it is raised on all ranks, in the rank's class.
         """
+        with self.users.inside(call):
+            yield from self._prepared(call, equal)
+
+    def _prepared(self, call: str, equal: dict[str, str]) -> Iterator[CallRequest]:
         request, fault = CallRequest({"call": call, **equal}), None
         try:
             yield request

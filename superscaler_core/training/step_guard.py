@@ -10,13 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-import rvdcomm as rv
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.together import sum_of_all
 from superscaler_core.run.transport import Transport
-
-_FROM_PEERS = (rv.CommError, TimeoutError)
-"""Errors by which a rank learns that another one failed."""
+from superscaler_core.training.user_calls import FROM_PEERS
 
 
 @dataclass
@@ -76,7 +73,7 @@ def recovered(fault: Exception, transport: Transport) -> str:
         transport: moves tensors between ranks.
     """
     transport.fail(fault)
-    own = "" if isinstance(fault, _FROM_PEERS) else f"{type(fault).__name__}: {fault}"
+    own = "" if isinstance(fault, FROM_PEERS) else f"{type(fault).__name__}: {fault}"
     texts = enumerate(transport.restart(own))
     return next((f"rank {rank}: {text}" for rank, text in texts if text), str(fault))
 

@@ -35,6 +35,7 @@ from superscaler_core.training.step_guard import StepGuard, guarded
 from superscaler_core.training.stepped import Stepped
 from superscaler_core.training.trained import Trained
 from superscaler_core.training.training_state import Run, SavedRun
+from superscaler_core.training.user_calls import user_call
 
 _NO_TENSOR = torch.empty(0)  # in place of one that a state dict does not have
 _SCALED_UPDATES = (
@@ -82,6 +83,7 @@ class Trainer:
         self.stepped = Stepped(tables, stored, originals)
         """The optimizers that step these parameters."""
         self.calls.digests = self.stepped.digests
+        self.calls.users.trail = lambda: self._rank.trail
         first = {name: entry.is_trained for name, entry in tables.parameters.items()}
         self.trained = Trained(first, stored, originals)
         """The parameters that are trained now."""
@@ -151,18 +153,19 @@ class Trainer:
             PlanError: parameters have no values yet; or the program updates weights between
                 microbatches, and has no optimizer (``update_with``); or ranks make other calls.
         """
-        while True:
-            with self.calls.prepared("step") as request:
-                request.asks = self.trained.is_changed
-                request.equal |= said_of(self._rank)
-                inputs = self._inputs(batch, named)
-                self._check_trained()
-                check_no_gradients(inputs)
-                self._rank.check_inputs(inputs)
-                self._rank.check_ready(trains=self._rank.trains)
-            if not request.asks:
-                return self._rank.step(inputs)
-            self.trained.agree(self.calls)
+        with self.calls.users.inside("step", batch, named):
+            while True:
+                with self.calls.prepared("step") as request:
+                    request.asks = self.trained.is_changed
+                    request.equal |= said_of(self._rank)
+                    inputs = self._inputs(batch, named)
+                    self._check_trained()
+                    check_no_gradients(inputs)
+                    self._rank.check_inputs(inputs)
+                    self._rank.check_ready(trains=self._rank.trains)
+                if not request.asks:
+                    return self._rank.step(inputs)
+                self.trained.agree(self.calls)
 
     def _check_trained(self) -> None:
         """Refuse to train a parameter that was frozen when the program was made."""
@@ -337,6 +340,7 @@ class Trainer:
                 "that keeps one version."
             )
 
+    @user_call
     def clip_grad_norm_(
         self,
         max_norm: float,
@@ -422,6 +426,7 @@ class Trainer:
 
     # --- parameters as on a single device -------------------------------------------------------
 
+    @user_call
     def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> IncompatibleKeys:
         """Take this rank's boxes from whole parameters and buffers, by single-device names.
 
@@ -480,6 +485,7 @@ class Trainer:
         if faults:
             raise PlanError(f"load_state_dict: {'; '.join(faults)}.")
 
+    @user_call
     def init_weights(self, init: Callable[[str, Tensor], object], seed: int = 0) -> None:
         """Give every parameter its first values, the same as on a single device.
 
@@ -516,6 +522,7 @@ class Trainer:
             with torch.no_grad():
                 self._rank.weights.stored[name].copy_(entry.taken(whole))
 
+    @user_call
     def save(
         self,
         folder: str | Path,
@@ -552,6 +559,7 @@ class Trainer:
             run = self._run(optimizer, scheduler, scaler=scaler, step=step, extra=extra)
         training_state.save(folder, self.stored_model, run, format)
 
+    @user_call
     def load(
         self,
         folder: str | Path,
@@ -606,6 +614,7 @@ class Trainer:
         faults = self._rank.buffer_faults
         return StoredModel.of_program(tables, self._rank.weights, buffers, faults, self._transport)
 
+    @user_call
     def state_dict(
         self, *, rank0_only: bool = False, trained_only: bool = False
     ) -> dict[str, Tensor]:

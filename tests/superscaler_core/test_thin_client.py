@@ -28,6 +28,7 @@ PUBLIC = {
 SETUP = {
     "destroy_process_group",
     "get_backend",
+    "get_process_group_ranks",
     "get_rank",
     "get_world_size",
     "init_process_group",

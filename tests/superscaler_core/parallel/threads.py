@@ -49,6 +49,7 @@ def on_threads(
     batch: ss.Batch | None = None,
     results: tuple[str | int, ...] = (),
     step_results: tuple[str | int, ...] = (),
+    timeout_secs: float = 60.0,
     **how: Any,
 ) -> dict[int, T]:
     """Run ``work(parallelize(model, kwargs=example, ...))`` on every rank; results by rank."""
@@ -58,4 +59,8 @@ def on_threads(
     )  # fmt: skip
     call = programs.call((), example)
     ranks = range(num_ranks)
-    return in_threads(lambda there: work(ss.Parallel(programs, call, there, **how)), ranks)
+    return in_threads(
+        lambda there: work(ss.Parallel(programs, call, there, **how)),
+        ranks,
+        timeout_secs=timeout_secs,
+    )

@@ -124,7 +124,7 @@ def test_time_of_a_product_is_its_operations_over_the_peak() -> None:
 
 def test_a_product_of_two_gradients_has_two_products_in_its_backward() -> None:
     down = part(two_linears(4, 6, 8, 5), 2)
-    assert backward_products(down.form) == 2
+    assert backward_products(down.form.op) == 2
 
 
 def test_memory_traffic_counts_every_operand_once() -> None:
