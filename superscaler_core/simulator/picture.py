@@ -1,4 +1,8 @@
-"""Picture: devices over time, coloured by activity, with their memory below."""
+"""Picture: devices over time, coloured by activity, with their memory below.
+
+Each device has a bar of what it does, and under it a thin one of communication under way for which
+it does not wait.
+"""
 
 from __future__ import annotations
 
@@ -13,38 +17,21 @@ from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
 from superscaler_core.schedules import ActionKind
 from superscaler_core.simulator.account import Account
+from superscaler_core.simulator.activities import COLOURS, HIDDEN, activity, hidden
 from superscaler_core.simulator.live import Series
-from superscaler_core.simulator.timeline import Ran
-
-COLOURS = {
-    "forward": "#4c9be8",
-    "backward": "#2a9d6f",
-    "gradients of weights": "#8fcf9f",
-    "recomputation": "#6f95c4",
-    "no gradient": "#b9c7d6",
-    "communication": "#e07a3f",
-    "weights": "#c9a227",
-    "optimizer": "#7d5ba6",
-}
-"""Colours of activities."""
-
-KINDS = {
-    ActionKind.FORWARD: "forward",
-    ActionKind.BACKWARD: "backward",
-    ActionKind.INPUTS: "backward",
-    ActionKind.WEIGHTS: "gradients of weights",
-    ActionKind.RECOMPUTE: "recomputation",
-    ActionKind.RECYCLE: "no gradient",
-    ActionKind.UPDATE: "optimizer",
-    "begin": "weights",
-    "end": "weights",
-}
+from superscaler_core.simulator.timeline import Ran, StepTimeline
 
 LABEL_WIDTH = 0.008
 """Least share of the step that a run must take to be labelled with its microbatch."""
 
 MAX_LABELS = 2000
 """Most runs that are considered for labels."""
+
+BAR = (-0.42, 0.2)
+"""Top and bottom of the bar of a device, relative to its row."""
+
+LANE = (0.24, 0.42)
+"""Top and bottom of the bar of its hidden communication."""
 
 MAX_ROWS = 64
 """Most devices that are shown; of more devices a regular sample is shown."""
@@ -88,9 +75,8 @@ Bar = tuple[float, float, int]
 
 def _gantt(axes: Any, account: Account, rows: Mapping[Device, int]) -> None:
     bars: dict[str, list[Bar]] = {name: [] for name in COLOURS}
-    for ran in account.timeline.runs:
-        for name, bar in _bars(ran, rows):
-            bars[name].append(bar)
+    for name, bar in _bars(account.timeline, rows):
+        bars[name].append(bar)
     for name, found in bars.items():
         if found:
             _fill(axes, found, name)
@@ -107,25 +93,30 @@ def _gantt(axes: Any, account: Account, rows: Mapping[Device, int]) -> None:
     )  # fmt: skip
 
 
-def _bars(ran: Ran, rows: Mapping[Device, int]) -> Iterator[tuple[str, Bar]]:
-    for work_event, start, end in ran.inside.spans:
-        name = KINDS[ran.event.kind] if work_event.comm is None else "communication"
-        if work_event.name == "optimizer":
-            name = "optimizer"
-        elif work_event.comm is not None and ran.event.stage < 0:
-            name = "weights"
-        for device in work_event.devices:
-            if device in rows:
-                begin = (ran.start + start) / TICKS_PER_SEC
-                yield name, (begin, (end - start) / TICKS_PER_SEC, rows[device])
+def _bars(timeline: StepTimeline, rows: Mapping[Device, int]) -> Iterator[tuple[str, Bar]]:
+    for ran in timeline.runs:
+        for work_event, start, end in ran.inside.spans:
+            name = activity(ran.event, work_event)
+            for device in work_event.devices:
+                if device in rows:
+                    begin = (ran.start + start) / TICKS_PER_SEC
+                    yield name, (begin, (end - start) / TICKS_PER_SEC, rows[device])
+    for device, start, end in timeline.waiting:
+        if device in rows:
+            times = start / TICKS_PER_SEC, (end - start) / TICKS_PER_SEC
+            yield "communication", (*times, rows[device])
+    for device, intervals in hidden(timeline).items():
+        for start, end in intervals if device in rows else ():
+            yield HIDDEN, (start / TICKS_PER_SEC, (end - start) / TICKS_PER_SEC, rows[device])
 
 
 def _fill(axes: Any, bars: list[Bar], name: str) -> None:
     """Draw all bars of a colour as one collection, because there may be many thousands."""
     from matplotlib.collections import PolyCollection
 
+    top, bottom = LANE if name == HIDDEN else BAR
     corners = [
-        [(x, row - 0.4), (x + w, row - 0.4), (x + w, row + 0.4), (x, row + 0.4)]
+        [(x, row + top), (x + w, row + top), (x + w, row + bottom), (x, row + bottom)]
         for x, w, row in bars
     ]
     made = PolyCollection(corners, facecolors=COLOURS[name], edgecolors="none", label=name)
@@ -145,9 +136,11 @@ def _label(axes: Any, runs: list[Ran], rows: Mapping[Device, int], least: float)
                 continue
             start, stop = ((ran.start + tick) / TICKS_PER_SEC for tick in (begin, end))
             row = rows[device]
-            axes.plot([start, start], [row - 0.4, row + 0.4], color="white", linewidth=0.8)
-            axes.text((start + stop) / 2, row, str(ran.event.microbatch), ha="center",
-                      va="center", fontsize=6.5, color=colour, clip_on=True)  # fmt: skip
+            top, bottom = (row + end for end in BAR)
+            axes.plot([start, start], [top, bottom], color="white", linewidth=0.8)
+            middle, name = ((start + stop) / 2, (top + bottom) / 2), str(ran.event.microbatch)
+            axes.text(*middle, name, ha="center", va="center",
+                      fontsize=6.5, color=colour, clip_on=True)  # fmt: skip
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -185,4 +178,5 @@ def _smooth(series: Series, least_secs: float) -> Series:
         for point, then in pairwise(series)
         if point[1] >= then[1] or then[0] - point[0] >= least_secs
     ]
-    return (*kept, series[-1])
+    first, *more = (*kept, series[-1])
+    return ((series[0][0], first[1]), *more)
