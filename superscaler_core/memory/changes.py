@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from superscaler_core.memory.account import Moment, Peak
+from superscaler_core.memory.account import Peak
 from superscaler_core.memory.footprint import Footprint
 from superscaler_core.memory.step_memory import Letter, StepMemory, Walk
 from superscaler_core.plan import Device
@@ -84,7 +84,7 @@ class _NotedWalk(Walk):
         super().run(run, letters)
         peaks = footprint.first_peaks if is_first else footprint.peaks
         net_bytes = self.now_bytes - before
-        self.changes.append(MemoryChange(run, freed, peaks or (_peak(0, 0),), net_bytes))
+        self.changes.append(MemoryChange(run, freed, peaks or (Peak.of_bytes(0, 0),), net_bytes))
 
     def update(
         self, event: Action, copies: Collection[str], arriving_bytes: int, handed_bytes: int
@@ -105,13 +105,10 @@ class _NotedWalk(Walk):
         super().end(arriving_bytes)
         # What was kept is gone before gradients arrive.
         freed = before - self.now_bytes
-        self.changes.append(MemoryChange(END, freed, (_peak(arriving_bytes, 0),), -freed))
+        self.changes.append(MemoryChange(END, freed, (Peak.of_bytes(arriving_bytes, 0),), -freed))
 
     def _note(self, event: Action | P2PSend | str, before: int, most_bytes: int) -> None:
         net_bytes = self.now_bytes - before
-        self.changes.append(MemoryChange(event, 0, (_peak(most_bytes, net_bytes),), net_bytes))
-
-
-def _peak(most_bytes: int, after_bytes: int) -> Peak:
-    """A step that is no run's; the memory of all kinds together."""
-    return Peak(Moment(buffers=most_bytes), Moment(buffers=after_bytes))
+        self.changes.append(
+            MemoryChange(event, 0, (Peak.of_bytes(most_bytes, net_bytes),), net_bytes)
+        )

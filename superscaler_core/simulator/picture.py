@@ -21,8 +21,15 @@ from superscaler_core.simulator.activities import COLOURS, HIDDEN, activity, hid
 from superscaler_core.simulator.live import Series
 from superscaler_core.simulator.timeline import Ran, StepTimeline
 
+SECS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+BYTES = {"TiB": 2.0**40, "GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
+"""Units of axes, the largest first."""
+
 LABEL_WIDTH = 0.008
 """Least share of the step that a run must take to be labelled with its microbatch."""
+
+MAX_BESIDE = 6
+"""Most activities whose legend has room beside the title."""
 
 MAX_LABELS = 2000
 """Most runs that are considered for labels."""
@@ -86,7 +93,9 @@ def _gantt(axes: Any, account: Account, rows: Mapping[Device, int]) -> None:
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_yticks(list(rows.values()), [str(device) for device in rows])
     axes.set_ylabel("device")
-    axes.set_title(account.headline, loc="left", fontsize=10)
+    # A long legend would cover the title beside it, so the title is above it.
+    is_long = sum(map(bool, bars.values())) > MAX_BESIDE
+    axes.set_title(account.headline, loc="left", fontsize=10, pad=20 if is_long else None)
     axes.legend(
         loc="lower right", bbox_to_anchor=(1, 1), ncols=len(bars), fontsize=8, frameon=False,
         borderaxespad=0.1, handlelength=1.0, columnspacing=1.0,
@@ -157,18 +166,30 @@ def _memory(axes: Any, account: Account) -> None:
     for i, device in enumerate(shown.values()):
         series = _smooth(account.live[device], account.secs / 1000)
         secs = [*(time for time, _ in series), account.secs]
-        sizes = [size / 2**30 for _, size in series]
+        sizes = [size for _, size in series]
         colour = colours(i / max(1, len(shown) - 1) * 0.9)
         axes.step(secs, [*sizes, sizes[-1]], where="post", linewidth=1, color=colour,
                   label=f"device {device}")  # fmt: skip
-    axes.set_xlim(0, account.secs)
     # Leave room for the legend above the lines.
     top = max(size for series in account.live.values() for _, size in series)
-    axes.set_ylim(0, 1.2 * top / 2**30 or 1.0)
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("GiB")
+    _name_unit(axes.xaxis, account.secs, SECS)
+    _name_unit(axes.yaxis, top, BYTES)
+    axes.set_xlim(0, account.secs)
+    axes.set_ylim(0, 1.2 * top or 1.0)
     if len(shown) <= 16:
         axes.legend(loc="upper right", fontsize=7, frameon=False, ncols=min(8, len(shown)))
+
+
+def _name_unit(axis: Any, most: float, units: Mapping[str, float]) -> None:
+    """Show values of up to ``most`` in the largest unit of which they have at least one."""
+    from matplotlib.ticker import MaxNLocator
+
+    name = next((name for name, unit in units.items() if most >= unit), [*units][-1])
+    unit = units[name]
+    # Numbers that are round in a power of 1024 are not those that matplotlib would choose.
+    axis.set_ticks([place * unit for place in MaxNLocator(7).tick_values(0, 1.2 * most / unit)])
+    axis.set_major_formatter(lambda value, _: f"{value / unit:.4g}")
+    axis.set_label_text(name)
 
 
 def _smooth(series: Series, least_secs: float) -> Series:

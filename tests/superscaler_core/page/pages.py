@@ -20,6 +20,7 @@ OPTIONS = {
     "hybrid": {"tp": 2, "pp": 2, "microbatches": 4},
     "zero3": {},
     "one_f_one_b": {"microbatches": 4},
+    "pipedream": {"microbatches": 4},
 }
 
 
