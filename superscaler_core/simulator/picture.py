@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -194,10 +195,9 @@ def _name_unit(axis: Any, most: float, units: Mapping[str, float]) -> None:
 
 def _smooth(series: Series, least_secs: float) -> Series:
     """Remove dips too short to be seen, such as between two consecutive runs."""
-    kept = [
-        point
-        for point, then in pairwise(series)
-        if point[1] >= then[1] or then[0] - point[0] >= least_secs
-    ]
-    first, *more = (*kept, series[-1])
-    return ((series[0][0], first[1]), *more)
+    kept = [series[0]]
+    for point, then in pairwise((*series[1:], (inf, 0))):
+        is_dip = point[1] < min(kept[-1][1], then[1])
+        if not is_dip or then[0] - point[0] >= least_secs:
+            kept.append(point)
+    return tuple(kept)
