@@ -494,7 +494,7 @@
       }
       columns.forEach((_, i) => {
         const cell = head.cells[i];
-        if (i === order.column) cell.ariaSort = order.sign > 0 ? "ascending" : "descending";
+        if (i === order.column) cell.setAttribute("aria-sort", order.sign > 0 ? "ascending" : "descending");
         else cell.removeAttribute("aria-sort");
       });
     };

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -58,6 +59,16 @@ def test_page_names_no_other_file() -> None:
     assert parsed(text).links == []
     assert re.findall(r"https?://|@import|url\(|fetch\(|import\(", text) == []
     assert "default-src 'none'" in text
+
+
+def test_files_of_the_view_are_data_of_the_package() -> None:
+    root = Path(__file__).parents[3]
+    settings = tomllib.loads((root / "pyproject.toml").read_text())
+    patterns = settings["tool"]["setuptools"]["package-data"]["superscaler_core"]
+    folder = root / "superscaler_core" / "page"
+    names = {path.name for path in folder.iterdir() if path.suffix not in (".py", "")}
+    packed = {path.name for pattern in patterns for path in folder.parent.glob(pattern)}
+    assert names == packed - {"py.typed"} == {"page.html", "page.css", "page.js"}
 
 
 def test_page_is_written_whole(tmp_path: Path) -> None:
