@@ -16,6 +16,9 @@ from superscaler_core.page.candidate_row import CandidateRow
 from superscaler_core.page.document import document_of
 from superscaler_core.simulator import Simulated
 
+SCRIPTS = ("texts", "acts", "drawing", "hover", "moving", "tables", "main")
+"""The parts of the script, in their order. They share one scope, which is closed."""
+
 SUFFIXES = (".html", ".htm")
 
 _PLACE = re.compile(r"\{\{(\w+)\}\}")
@@ -59,11 +62,16 @@ def page_text(document: Mapping[str, Any]) -> str:
     fields = {
         "title": escape(str(document["title"])),
         "style": _resource("page.css"),
-        "script": _resource("page.js"),
+        "script": _script(),
         "document": json.dumps(document, separators=(",", ":"), allow_nan=False).translate(_UNSAFE),
     }
     # All places are filled at once: texts that look like a place are never filled.
     return _PLACE.sub(lambda found: fields[found[1]], _resource("page.html"))
+
+
+def _script() -> str:
+    parts = "\n".join(_resource(f"{name}.js") for name in SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 
 def _resource(name: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.page import CandidateRow, document_of, save_page
-from superscaler_core.page.write import page_text
+from superscaler_core.page.write import SCRIPTS, page_text
 from tests.superscaler_core.page.pages import HOSTILE, hostile, simulated
 
 
@@ -68,7 +68,8 @@ def test_files_of_the_view_are_data_of_the_package() -> None:
     folder = root / "superscaler_core" / "page"
     names = {path.name for path in folder.iterdir() if path.suffix not in (".py", "")}
     packed = {path.name for pattern in patterns for path in folder.parent.glob(pattern)}
-    assert names == packed - {"py.typed"} == {"page.html", "page.css", "page.js"}
+    scripts = {f"{name}.js" for name in SCRIPTS}
+    assert names == packed - {"py.typed"} == {"page.html", "page.css", *scripts}
 
 
 def test_page_is_written_whole(tmp_path: Path) -> None:
