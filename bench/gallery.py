@@ -154,9 +154,10 @@ HEAD = """\
 # Plans in pictures
 
 Each picture is a simulated training step on V100s, drawn by the command above it: devices from top
-to bottom, time from left to right, and below it the memory of devices. How plans are written is in
-[plans](plans.md), how steps are simulated in [simulate](simulate.md). `python -m bench.gallery`
-draws all of them again.
+to bottom, time from left to right, and below it the memory of devices. Thin bars under devices are
+communication that is hidden behind something else. How plans are written is in [plans](plans.md),
+how steps are simulated in [simulate](simulate.md). `python -m bench.gallery` draws all of them
+again.
 """
 
 

@@ -6,15 +6,24 @@ import argparse
 
 from rvdcomm.cli import OK, Command
 from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, compiled_of, topology_of
+from superscaler_core.cli.html import add_html
 from superscaler_core.cli.progress import phase
+from superscaler_core.cli.simulate import add_profile, named_profile
 from superscaler_core.materialize.events import stage_graph
+from superscaler_core.page import load_candidates, save_page
 from superscaler_core.report import explain_edge, explain_ops
 from superscaler_core.schedules import grid, timeline
+from superscaler_core.simulator import simulate
 
 
 def _explain(args: argparse.Namespace) -> int:
     topology = topology_of(args)
+    profile = named_profile(args)
     program, compiled = compiled_of(args, topology)
+    if args.html is not None:
+        with phase(f"simulate, write {args.html}"):
+            save_page(simulate(compiled, profile), args.html, load_candidates(args.plan))
+        print(f"wrote {args.html}; open it in a browser\n")
     if args.edge:
         texts = [explain_edge(compiled.materialized, name, topology) for name in args.edge]
         print("\n\n".join(texts))
@@ -36,6 +45,12 @@ def _explain(args: argparse.Namespace) -> int:
 def _add(parser: argparse.ArgumentParser) -> None:
     add_program(parser)
     add_cluster(parser)
+    add_profile(parser)
+    more = (
+        "; and the candidates of the search, if PLAN is a file that 'search --out' wrote. The step "
+        "is simulated on devices of --profile"
+    )
+    add_html(parser, more)
     parser.add_argument(
         "--edge", metavar="NAME", action="append",
         help="only this edge (e3, or a parameter's name): its ends and its plans, step by step",
@@ -58,6 +73,8 @@ examples:
     superscaler explain gpt zero3 --devices 2 --step
   A pipeline, with the picture of its schedule:
     superscaler explain gpt one_f_one_b --devices 2 --set microbatches=4
+  The same as a page for a browser, with the simulated step:
+    superscaler explain gpt hybrid:tp=2,pp=2 --devices 4 --topology v100:2x2 --html hybrid.html
 
 in the table of ops:
   b+, b^, b   a loop that is summed, that cannot be cut, that can be cut

@@ -20,6 +20,7 @@ from superscaler_core.cli.arguments import (
     devices_of,
     topology_of,
 )
+from superscaler_core.cli.html import add_html
 from superscaler_core.cli.plan import decisions_file
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.simulate import add_machine, named_profile, profile_name
@@ -27,6 +28,7 @@ from superscaler_core.cli.sources import Source, model_source, settings_of
 from superscaler_core.evaluation.found import Found
 from superscaler_core.evaluation.request import Trial
 from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.page import save_candidates
 from superscaler_core.planners.search import search
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.precision import Precision
@@ -63,10 +65,14 @@ def _search(args: argparse.Namespace) -> int:
     print(found)
     if args.out is not None:
         found.save(args.out)
+        save_candidates(found.candidates, args.out)
         print(f"\nwrote {args.out}; look at it:\n  {_next(args, found)}")
     if args.picture is not None:
         found.draw(args.picture)
         print(f"\nwrote {args.picture}")
+    if args.html is not None:
+        found.save_page(args.html)
+        print(f"\nwrote {args.html}; open it in a browser")
     for op in args.explain:
         print(f"\n{found.explain(op)}")
     return OK
@@ -162,12 +168,18 @@ def _add(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--out", metavar="FILE.plan", type=decisions_file,
-        help="write the plan that was found, to be given as PLAN to other commands",
+        help="write the plan that was found, to be given as PLAN to other commands, and beside it "
+        "FILE.candidates.json, which 'explain --html' shows",
     )  # fmt: skip
     parser.add_argument(
         "--picture", metavar="FILE",
         help="draw time against memory of all candidates, as .png or .svg",
     )  # fmt: skip
+    add_html(
+        parser,
+        "; and all candidates: their step, their memory, whether they fit, and why they were "
+        "refused",
+    )
     parser.add_argument(
         "--explain", metavar="OP", action="append", default=[],
         help="print what each way to cut this op would have cost, the rest of the plan as it is; "
@@ -184,6 +196,8 @@ examples:
       --devices 8 --topology v100:1x8 --memory 31GiB --out best.plan --picture best.png
     superscaler simulate gpt best.plan --preset 1.3B --dtype float16 --devices 8 --microbatch 8 \\
       --topology v100:1x8
+  The chosen plan as a page for a browser, with all candidates:
+    superscaler search gpt --batch 64 --devices 4 --topology v100:2x2 --html found.html
   What one published planner would do, for at most five minutes:
     superscaler search gpt --batch 64 --devices 8 --planner alpa --budget 5m
   Why the head of a GPT is cut as it is:

@@ -51,13 +51,18 @@ def named_profile(args: argparse.Namespace) -> DeviceProfile:
     return DeviceProfile.load(text)
 
 
-def add_machine(parser: argparse.ArgumentParser) -> None:
-    """Add the options that describe devices and their links."""
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    """Add the option that describes a device."""
     parser.add_argument(
         "--profile", metavar="NAME|FILE",
         help=f"device model: {', '.join(PROFILES)}, or a JSON file that DeviceProfile.save wrote "
         "(default: that of the topology, or v100)",
     )  # fmt: skip
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """Add the options that describe devices and their links."""
+    add_profile(parser)
     parser.add_argument(
         "--topology", metavar="NAME:HxD|FILE",
         help="H hosts with D devices each of a preset (v100, a100, h100, ethernet, torus, ...), or "
@@ -82,8 +87,10 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "--trace", metavar="FILE", help="write a trace for chrome://tracing or ui.perfetto.dev"
     )
     parser.add_argument(
-        "--picture", metavar="FILE", help="draw devices and memory over time, as .png or .svg"
-    )
+        "--picture", metavar="FILE",
+        help="draw devices over time, with communication that is hidden in a thin lane, and memory "
+        "over time, also inside runs; as .png or .svg",
+    )  # fmt: skip
 
 
 COMMAND = Command(

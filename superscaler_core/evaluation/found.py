@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import isfinite
 from pathlib import Path
 
 from rvdcomm.units import bytes_text, secs_text
@@ -14,7 +15,9 @@ from superscaler_core.evaluation.evaluate import compiled
 from superscaler_core.evaluation.lower_bound import LowerBound
 from superscaler_core.evaluation.picture import draw
 from superscaler_core.evaluation.request import KINDS, Candidate, Request, Trial
+from superscaler_core.page import CandidateRow, save_page
 from superscaler_core.plan import Decisions, Plan
+from superscaler_core.simulator import Simulated, simulate
 from superscaler_core.space.explained import explain_op
 
 WIDTH = 100
@@ -86,6 +89,13 @@ class Found:
         """The chosen plan's program."""
         return compiled(self.request, self.best.candidate)
 
+    @cached_property
+    def simulated(self) -> Simulated:
+        """The step of the chosen plan, on devices of the memory that was asked for."""
+        asked = self.request
+        profile = replace(asked.profile, memory_bytes=asked.memory_bytes)
+        return simulate(self.compiled, profile, communication=asked.communication)
+
     @property
     def decisions(self) -> Decisions:
         """The chosen plan as a value with a text."""
@@ -102,6 +112,29 @@ class Found:
             PlanError: matplotlib is missing, or cannot write this suffix.
         """
         draw(self.request, self.tried, self.best, path)
+
+    def save_page(self, path: str | Path) -> None:
+        """Write a page for a browser: the step of the chosen plan, and all candidates.
+
+        Raises:
+            PlanError: the name has another suffix than .html or .htm.
+        """
+        save_page(self.simulated, path, self.candidates)
+
+    @property
+    def candidates(self) -> list[CandidateRow]:
+        """All candidates, each by its last trial, as a page shows them."""
+        return list(map(self._row, _last(self.tried)))
+
+    def _row(self, trial: Trial) -> CandidateRow:
+        return CandidateRow(
+            trial.candidate.name,
+            trial.secs if isfinite(trial.secs) else None,
+            trial.peak_bytes,
+            trial.problem,
+            is_chosen=trial is self.best,
+            is_estimate=trial.is_estimate,
+        )
 
     def explain(self, op: str) -> str:
         """A table of the cost of each cut of an op, with all other ops as in the chosen plan.

@@ -8,7 +8,8 @@ from pathlib import Path
 from rvdcomm.units import bytes_text, secs_text
 from rvdcomm.whole_file import replacing
 from superscaler_core.evaluation.request import Request, Trial
-from superscaler_core.simulator.picture import COLOURS, new_figure
+from superscaler_core.simulator.activities import COLOURS
+from superscaler_core.simulator.picture import new_figure
 
 TOO_LARGE = 2
 """Candidates that need more than this many times the memory limit are not shown."""

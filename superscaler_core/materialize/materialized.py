@@ -364,12 +364,14 @@ class Materialized:
 
     @cached_property
     def counts(self) -> Counter[tuple[Verb, Any]]:
-        """How often each instruction of a stage runs in a step, by kind and subject."""
+        """How often each instruction of a stage runs in a step, by kind and subject; no updates."""
         found: Counter[tuple[Verb, Any]] = Counter()
         for event in self.scheduled:
             if isinstance(event, Action):
                 for instruction in self.block(event.stage, event.kind):
-                    if instruction.phase is not Phase.WAIT and instruction.is_for(event.microbatch):
+                    is_counted = instruction.kind is not Verb.UPDATE
+                    is_counted &= instruction.phase is not Phase.WAIT
+                    if is_counted and instruction.is_for(event.microbatch):
                         found[instruction.kind, self.subject(instruction)] += 1
         return found
 

@@ -124,6 +124,11 @@ class Peak:
     most: Moment
     after: Moment
 
+    @classmethod
+    def of_bytes(cls, most_bytes: int, after_bytes: int) -> Peak:
+        """A step whose memory is not told apart by kind."""
+        return cls(Moment(buffers=most_bytes), Moment(buffers=after_bytes))
+
     @property
     def most_bytes(self) -> int:
         """Bytes at the peak."""

@@ -205,7 +205,7 @@ def _folded(
 
 def _ran(fold: Fold, kind: ActionKind, num_steps: int, host_bytes: int) -> _Ran:
     account = fold.account
-    places = range(num_steps)[::-1] if runs_in_reverse(kind) else range(num_steps)
+    places = range(num_steps)[::-1] if in_reverse(kind) else range(num_steps)
     return _Ran(
         _in_order(account.peaks, places),
         _in_order(account.first_peaks, places),
@@ -215,7 +215,7 @@ def _ran(fold: Fold, kind: ActionKind, num_steps: int, host_bytes: int) -> _Ran:
     )
 
 
-def runs_in_reverse(kind: ActionKind) -> bool:
+def in_reverse(kind: ActionKind) -> bool:
     """Whether a run does a stage's steps from the last to the first."""
     return kind.goes_back or kind is ActionKind.WEIGHTS
 

@@ -95,10 +95,10 @@ def _wanted(segment: Segment) -> Iterator[tuple[VTensor, int | None]]:
             if view.tensor not in inside and stays:
                 yield view, None
         if not (segment.swap or segment.recompute):
-            yield from _saved(part)
+            yield from saved_by(part)
 
 
-def _saved(part: Part) -> Iterator[tuple[VTensor, int | None]]:
+def saved_by(part: Part) -> Iterator[tuple[VTensor, int | None]]:
     """What autograd saves for a part."""
     for number in part.op.saves:
         is_input = number < len(part.inputs)

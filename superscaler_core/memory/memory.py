@@ -11,6 +11,7 @@ from rvdcomm.units import bytes_text
 from superscaler_core.checks import one_of
 from superscaler_core.errors import DeviceMemoryError
 from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.memory.changes import MemoryChanges, changes_on
 from superscaler_core.memory.footprint import alike_devices
 from superscaler_core.memory.held import tensors_in_flight
 from superscaler_core.memory.step_memory import StepMemory
@@ -129,6 +130,14 @@ def step_peaks_of(
 
 
 @paused_collector()
+def changes_of(
+    made: Materialized, *, optimizer: str = "adam", precision: Precision = Precision()
+) -> dict[Device, MemoryChanges]:
+    """How every event changes the memory of a device; arguments and errors as ``memory_of``."""
+    return _Account(made, optimizer, precision).changes()
+
+
+@paused_collector()
 def check_memory(
     made: Materialized,
     limit_bytes: int,
@@ -180,6 +189,10 @@ class _Account:
     def peaks(self) -> dict[Device, StepPeaks]:
         """The peaks of the steps of all devices."""
         return self._of_all(lambda device: self._steps.peaks(device, self._states_bytes(device)))
+
+    def changes(self) -> dict[Device, MemoryChanges]:
+        """The changes of the memory of all devices."""
+        return self._of_all(lambda d: changes_on(self._steps, d, self._states_bytes(d)))
 
     def _of_all(self, find: Callable[[Device], T]) -> dict[Device, T]:
         """What is found for each device; devices that are alike share it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import TypeVar
 
 import rvdcomm as rv
 from superscaler_core.graph.tensor import ITEM_BYTES
@@ -13,13 +14,16 @@ from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.materialize.moved_home import moved_home
 from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.memory.account import Moment
-from superscaler_core.memory.footprint import Footprint, footprints, runs_in_reverse
+from superscaler_core.memory.footprint import Footprint, footprints, in_reverse
 from superscaler_core.memory.step_peaks import Run, StepPeak, StepPeaks, step_form
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.precision import Precision
 from superscaler_core.program.event import OverlappedPair, P2PSend, actions_in
 from superscaler_core.schedules import GRADS, Action, ActionKind
+
+Letter = tuple[Edge, int, bool]
+"""What a P2P send brings: the edge, the microbatch, and whether it is the gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,13 @@ class StepMemory:
 
     def worst(self, device: Device) -> Worst:
         """The peak of a step on a device, without optimizer states."""
-        walk, resting = self._walk(device), self._resting(device)
+        walk, resting = self.walked(device, Walk), self.resting(device)
         return Worst(resting + walk.worst, self._staging.get(device, 0), walk.most_host_bytes)
 
     def peaks(self, device: Device, states_bytes: int) -> StepPeaks:
         """The peaks of all steps on a device, including the given bytes of optimizer states."""
-        walk = self._walk(device)
-        resting = self._resting(device).total + states_bytes
+        walk = self.walked(device, Walk)
+        resting = self.resting(device).total + states_bytes
         found: dict[Run, tuple[StepPeak, ...]] = {}
         for (kind, stage, is_first), held_bytes in walk.held_bytes.items():
             forms = self._forms(device, stage, kind)
@@ -75,19 +79,19 @@ class StepMemory:
         """The forms of the steps of a run, in the order of the run."""
         steps = self._made.stages[stage].steps[device]
         forms = [step_form(self._made, device, step) for step in steps]
-        return forms[::-1] if runs_in_reverse(kind) else forms
+        return forms[::-1] if in_reverse(kind) else forms
 
-    def _resting(self, device: Device) -> Moment:
+    def resting(self, device: Device) -> Moment:
         """The memory that exists all the time."""
         buffers = self._constant_bytes + self._staging.get(device, 0)
         return Moment(weights=self._stored.resting_bytes(device), buffers=buffers)
 
-    def _walk(self, device: Device) -> _Walk:
-        """All runs of a step."""
+    def walked(self, device: Device, kind: type[W]) -> W:
+        """A walk of this kind over all events of a step."""
         stored = self._stored
-        walk = _Walk(footprints(self._made, device, stored.precision))
+        walk = kind(footprints(self._made, device, stored.precision))
         # All weights arrive at the start; all gradients leave at the end.
-        walk.see(Moment(buffers=stored.fetched_bytes(device)))
+        walk.begin(stored.fetched_bytes(device))
         for event in self._made.events_on[device]:
             if isinstance(event, OverlappedPair):
                 walk.look_at_both(event)
@@ -97,7 +101,8 @@ class StepMemory:
                 )
             elif isinstance(event, Action) and event.kind is ActionKind.UPDATE:
                 handed = stored.handed_bytes(device, event.stage)
-                walk.update(self._reduced(event.stage), stored.arriving_bytes(device), handed)
+                copies, arriving = self._reduced(event.stage), stored.arriving_bytes(device)
+                walk.update(event, copies, arriving, handed)
             for run in actions_in(event):
                 if run.kind is not ActionKind.UPDATE:
                     walk.run(run, self._read(run))
@@ -114,7 +119,7 @@ class StepMemory:
     def _staging(self) -> Mapping[Device, int]:
         return staging_by_device(self._made, self._stored.precision)
 
-    def _read(self, run: Action) -> Iterable[tuple[Edge, int, bool]]:
+    def _read(self, run: Action) -> Iterable[Letter]:
         """The results of edges that a run reads."""
         made, is_back = self._made, run.kind.goes_back
         if run.kind in (ActionKind.RECOMPUTE, ActionKind.WEIGHTS):
@@ -124,7 +129,7 @@ class StepMemory:
         return ((edge, mb, is_back) for edge in edges for mb in mbs)
 
 
-class _Walk:
+class Walk:
     """Adds up the memory of one device over its runs in a step, in order.
 
     Attributes:
@@ -133,6 +138,7 @@ class _Walk:
         held_bytes: for every kind of run, the most memory that was held before such a run.
         between_bytes: the peak so far outside runs, and in two runs that are woven.
         grads: bytes of the accumulated gradients, by weight.
+        mail: bytes of each value that has arrived and waits for its reader.
         most_host_bytes: the peak on the host so far.
     """
 
@@ -141,16 +147,25 @@ class _Walk:
         self._kept = self.worst = Moment()
         self.held_bytes: dict[Run, int] = {}
         self.between_bytes = 0
-        self._mail: dict[tuple[Edge, int, bool], int] = {}
+        self.mail: dict[Letter, int] = {}
         self.grads: dict[str, int] = {}
         self._host_bytes = 0
         self.most_host_bytes = 0
 
-    def run(self, run: Action, read: Iterable[tuple[Edge, int, bool]]) -> None:
+    @property
+    def now_bytes(self) -> int:
+        """The present memory."""
+        return self._kept.total + sum(self.grads.values()) + sum(self.mail.values())
+
+    def begin(self, arriving_bytes: int) -> None:
+        """Begin the step: the weights that it fetches arrive."""
+        self.see(Moment(buffers=arriving_bytes))
+
+    def run(self, run: Action, read: Iterable[Letter]) -> None:
         """Add a run of a stage for a microbatch."""
-        footprint, most, is_first = self._about(run)
+        footprint, most, is_first = self.about(run)
         for letter in read:
-            self._mail.pop(letter, None)
+            self.mail.pop(letter, None)
         key = run.kind, run.stage, is_first
         held_bytes = self._seen_bytes(most) - most.total
         self.held_bytes[key] = max(self.held_bytes.get(key, held_bytes), held_bytes)
@@ -160,7 +175,7 @@ class _Walk:
         if is_first:
             self.grads |= footprint.grads
 
-    def _about(self, run: Action) -> tuple[Footprint, Moment, bool]:
+    def about(self, run: Action) -> tuple[Footprint, Moment, bool]:
         """The footprint of a run, its peak now, and whether it allocates gradients of weights."""
         footprint = self.footprints[run.kind, run.stage]
         # A copy of the stage on this device may have allocated all of these gradients before.
@@ -169,15 +184,17 @@ class _Walk:
 
     def look_at_both(self, pair: OverlappedPair) -> None:
         """Bound two runs that are woven: both may be at their peaks at one time."""
-        self.see(self._about(pair.first)[1] + self._about(pair.second)[1])
+        self.see(self.about(pair.first)[1] + self.about(pair.second)[1])
 
-    def update(self, copies: Collection[str], arriving_bytes: int, handed_bytes: int) -> None:
+    def update(
+        self, event: Action, copies: Collection[str], arriving_bytes: int, handed_bytes: int
+    ) -> None:
         """Add an update between microbatches, which frees the gradients of its copies."""
         self.see(Moment(buffers=arriving_bytes))
         self._kept += Moment(grads=handed_bytes)
         self.grads = {name: size for name, size in self.grads.items() if name not in copies}
 
-    def p2p_send(self, letter: tuple[Edge, int, bool], device: Device) -> None:
+    def p2p_send(self, letter: Letter, device: Device) -> None:
         """Add a value that arrives and waits for its reader."""
         edge, _, is_back = letter
         src, dst = (edge.dst, edge.src) if is_back else (edge.src, edge.dst)
@@ -188,13 +205,13 @@ class _Walk:
             device in src.shards and all(sub_transfer.is_idle for sub_transfer in sub_transfers)
         ):
             return
-        self._mail[letter] = shard.box.num_elements * ITEM_BYTES[edge.tensor.dtype]
+        self.mail[letter] = shard.box.num_elements * ITEM_BYTES[edge.tensor.dtype]
         self.see(Moment())
 
     def end(self, arriving_bytes: int) -> None:
         """End the step: nothing is kept but gradients."""
         self._kept = Moment()
-        self._mail.clear()
+        self.mail.clear()
         self.see(Moment(buffers=arriving_bytes))
 
     def see(self, more: Moment) -> None:
@@ -202,11 +219,14 @@ class _Walk:
         self.between_bytes = max(self.between_bytes, self._seen_bytes(more))
 
     def _seen_bytes(self, more: Moment) -> int:
-        here = Moment(grads=sum(self.grads.values()), buffers=sum(self._mail.values()))
+        here = Moment(grads=sum(self.grads.values()), buffers=sum(self.mail.values()))
         now = self._kept + here + more
         if now.total > self.worst.total:
             self.worst = now
         return now.total
+
+
+W = TypeVar("W", bound=Walk)
 
 
 # --- staging ------------------------------------------------------------------------------------

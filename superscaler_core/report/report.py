@@ -18,13 +18,15 @@ from superscaler_core.report.move import moves_of
 from superscaler_core.report.rows import HEADER, Row, rows_of
 from superscaler_core.report.table import numbers_text, table
 
-_TITLES = {
+TITLES = {
     "forward": "activations, forward",
     "backward": "gradients of activations",
     "fetch": "weights, to where they are read",
     "reduce": "gradients of weights, to where they are stored",
     "loss": "the loss, to all devices",
 }
+"""What moves, by the way of a move."""
+
 WIDTH = 100
 
 
@@ -87,7 +89,7 @@ class Report:
         return "\n\n".join([self.summary(), *self._sections(), self._memory_text()])
 
     def _sections(self) -> Iterator[str]:
-        for way, title in _TITLES.items():
+        for way, title in TITLES.items():
             rows = self.of(way)
             if rows:
                 total = bytes_text(sum(row.sent_bytes for row in rows))

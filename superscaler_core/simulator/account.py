@@ -10,6 +10,7 @@ from functools import cached_property
 from rvdcomm.units import secs_text
 from superscaler_core.compiled import Compiled
 from superscaler_core.cost.comm_cost import TICKS_PER_SEC
+from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.plan import Device
 from superscaler_core.simulator.live import Series, live_of, peaks_of
 from superscaler_core.simulator.stage_run import StageRun
@@ -64,7 +65,7 @@ class Account:
         timeline: every run and P2P send.
         level_names: levels of the topology, innermost first.
         compiled: the program.
-        memory_bytes: memory of a device.
+        profile: profile of every device.
         optimizer_secs: time of the optimizer, included in ``secs``.
         assumptions: what the figures assume, one per line.
     """
@@ -73,7 +74,7 @@ class Account:
     timeline: StepTimeline
     level_names: tuple[str, ...]
     compiled: Compiled = field(repr=False)
-    memory_bytes: int
+    profile: DeviceProfile = field(repr=False)
     optimizer_secs: Mapping[Device, float]
     assumptions: tuple[str, ...]
 
@@ -81,6 +82,11 @@ class Account:
     def devices(self) -> tuple[Device, ...]:
         """The devices of the plan."""
         return self.timeline.devices
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of a device."""
+        return self.profile.memory_bytes
 
     @property
     def secs(self) -> float:
@@ -236,7 +242,7 @@ class Account:
     @cached_property
     def live(self) -> Mapping[Device, Series]:
         """The bytes of each device over the step."""
-        return live_of(self.compiled, self.timeline)
+        return live_of(self.compiled, self.timeline, self.profile)
 
     @property
     def peak_bytes(self) -> Mapping[Device, int]:

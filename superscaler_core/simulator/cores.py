@@ -35,6 +35,9 @@ def on_cores(timeline: StepTimeline, num_cores: float) -> StepTimeline:
             replace(each, start=clock.at(each.start), end=clock.at(each.end))
             for each in timeline.sends
         ],
+        waiting=[
+            (device, clock.at(start), clock.at(end)) for device, start, end in timeline.waiting
+        ],
         makespan=clock.at(timeline.makespan),
     )
 

@@ -9,7 +9,8 @@ from typing import Any
 from rvdcomm.whole_file import replacing
 from superscaler_core.schedules import ActionKind, Span, Timeline
 from superscaler_core.schedules.grid import title
-from superscaler_core.simulator.picture import COLOURS, KINDS, MAX_LABELS, new_figure
+from superscaler_core.simulator.activities import COLOURS, KINDS
+from superscaler_core.simulator.picture import MAX_LABELS, new_figure
 
 LIGHTER = 0.5
 """Share of white in the colour of a worker's later stages."""

@@ -97,7 +97,7 @@ def simulate(
         timeline,
         comm_costs.level_names,
         compiled,
-        profile.memory_bytes,
+        profile,
         update_secs,
         (*profile.assumptions, how, *ASSUMED, *((HALVES,) if has_halves else ())),
     )

@@ -315,5 +315,6 @@ class _Inside:
         if end > now:
             assert event.comm is not None
             name, comm = event.name, replace(event.comm, devices=(device,), level_bytes=())
-            self._span(WorkEvent(name, (device,), end - now, comm, half=event.half), now, end)
+            wait = WorkEvent(name, (device,), end - now, comm, half=event.half, does=event.does)
+            self._span(wait, now, end)
             self._clock[device] = woken(now, end, self._wake_ticks)

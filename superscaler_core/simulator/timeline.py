@@ -62,6 +62,7 @@ class StepTimeline:
         runs: in the program's order.
         sends: in the program's order.
         waits: ticks that each device waits for P2P sends under way, by level.
+        waiting: the device, the start and the end of each of these waits.
         calls: ticks that each device takes to start P2P sends, by level.
         starts: intervals in which a device starts a P2P send.
         makespan: when the last device has finished.
@@ -71,6 +72,7 @@ class StepTimeline:
     runs: list[Ran] = field(default_factory=list)
     sends: list[TimedSend] = field(default_factory=list)
     waits: Counter[tuple[Device, int]] = field(default_factory=Counter)
+    waiting: list[tuple[Device, int, int]] = field(default_factory=list)
     calls: Counter[tuple[Device, int]] = field(default_factory=Counter)
     starts: list[tuple[int, int]] = field(default_factory=list)
     makespan: int = 0
@@ -206,7 +208,9 @@ class Stepper:
             now = self._clock[device]
             if device in arrivals and arrivals[device][1] > now:
                 start, end, level = arrivals[device]
-                self.timeline.waits[device, level] += end - max(now, start)
+                since = max(now, start)
+                self.timeline.waits[device, level] += end - since
+                self.timeline.waiting.append((device, since, end))
                 now = woken(now, end, self._wake_ticks)
             ready.append(now)
         hosts = self._hosts.begin(devices, ready, num_actions)

@@ -44,6 +44,7 @@ class WorkEvent:
         ticks: its duration, if hosts are never late.
         issue_ticks: time in which the host of each device issues it.
         whole_ticks: for computing, as ``Issued.whole``.
+        does: the instruction that it carries out; None outside the blocks of stages.
         comm: its load on links; None if it computes.
         is_copy: whether it copies between a device and its host, parallel to all communication.
         phase: for communication: run it, start it in the background, or wait for its end.
@@ -61,13 +62,17 @@ class WorkEvent:
     half: int = 0
     issue_ticks: int = 0
     whole_ticks: int = 0
+    does: StepInstruction | None = None
 
     @classmethod
-    def computing(cls, name: str, devices: tuple[Device, ...], work: Issued) -> WorkEvent:
+    def computing(
+        cls, name: str, devices: tuple[Device, ...], work: Issued, does: StepInstruction
+    ) -> WorkEvent:
         """Devices that each compute the same alone."""
         device, host, whole = map(ticks, work)
         # Rounding must not make a host late that began as early as it can.
-        return cls(name, devices, device, issue_ticks=host, whole_ticks=min(whole, device + host))
+        whole = min(whole, device + host)
+        return cls(name, devices, device, issue_ticks=host, whole_ticks=whole, does=does)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +211,9 @@ class Work:
             if key in self._waits:
                 comm = self._waits[key]
                 yield WorkEvent(
-                    f"wait for {key}", instruction.devices, 0, comm, phase=phase, key=key
-                )
+                    f"wait for {key}", instruction.devices, 0, comm, phase=phase, key=key,
+                    does=instruction,
+                )  # fmt: skip
             return
         for work_event in self._communication(instruction):
             if phase is Phase.START and work_event.comm is not None:
@@ -216,7 +222,8 @@ class Work:
                 known = self._waits.get(key)
                 if known is None or known.level < work_event.comm.level:
                     self._waits[key] = replace(work_event.comm, level_bytes=())
-            yield work_event if phase is Phase.WHOLE else replace(work_event, phase=phase, key=key)
+            mine = "" if phase is Phase.WHOLE else key
+            yield replace(work_event, phase=phase, key=mine, does=instruction)
 
     def _communication(self, instruction: StepInstruction) -> Iterable[WorkEvent]:
         kind, what = instruction.kind, self._made.subject(instruction)
@@ -252,7 +259,7 @@ class Work:
             secs = sum(map(self._times.sum_secs, sizes))
             work = work.then(Issued.of(secs, len(sizes), issue_secs))
         name = segment.parts[0].op.module or segment.parts[0].op.kind
-        return WorkEvent.computing(name, devices, work)
+        return WorkEvent.computing(name, devices, work, instruction)
 
     @remembers()
     def _computing(self, segment: Segment) -> _Times:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,9 +24,17 @@ def test_printed_simulate_command_gives_the_step_time_of_the_search(
 ) -> None:
     """The plan file and the printed command give the step time that the search has printed."""
     plan, picture = str(tmp_path / "best.plan"), tmp_path / "best.png"
-    assert main([*MLP, "--max-tried", "6", "--out", plan, "--picture", str(picture)]) == 0
+    page, again = tmp_path / "best.html", tmp_path / "again.html"
+    words = ["--out", plan, "--picture", str(picture), "--html", str(page)]
+    assert main([*MLP, "--max-tried", "6", *words]) == 0
     said = capsys.readouterr().out
     assert picture.stat().st_size > 5000
+    assert main(["explain", "mlp", plan, "--devices", "2", "--html", str(again)]) == 0
+    capsys.readouterr()
+    first, second = (_candidates(path) for path in (page, again))
+    assert first == second
+    assert sum(row["chosen"] for row in first) == 1
+    assert 1 < len(first) <= 6
     assert ss.Decisions.load(plan).devices == (0, 1)
     (step,) = re.findall(r"step +(\S+ \S+),", said)
     (words,) = re.findall(r"^ +superscaler (simulate .*)$", said, re.MULTILINE)
@@ -99,3 +109,10 @@ def test_invalid_search_request_exits_with_2_and_an_error(
 @pytest.mark.parametrize(("text", "secs"), [("90", 90), ("90s", 90), ("5m", 300), ("1.5 h", 5400)])
 def test_budget_text_is_parsed_to_seconds(text: str, secs: float) -> None:
     assert command.secs(text) == secs
+
+
+def _candidates(page: Path) -> list[dict[str, Any]]:
+    """The candidates in the document of a page."""
+    (text,) = re.findall(r'id="document">(.*?)</script>', page.read_text(), re.DOTALL)
+    found: list[dict[str, Any]] = json.loads(text)["candidates"]
+    return found

@@ -45,6 +45,18 @@ def test_simulate_writes_a_trace_and_a_picture(tmp_path: Path, say: Say) -> None
     assert "<svg" in picture.read_text()
 
 
+def test_explain_writes_a_page_and_refuses_other_names(tmp_path: Path, say: Say) -> None:
+    words = ["explain", *PIPELINE[1:], "--topology", "v100:2x1", "--html"]
+    page = tmp_path / "step.html"
+    said = say([*words, str(page)])
+    assert said.status == 0
+    assert said.out.startswith(f"wrote {page}")
+    assert 'id="document"' in page.read_text()
+    refused = say([*words, str(tmp_path / "step.pdf")])
+    assert refused.status == 2
+    assert "expected FILE.html or FILE.htm" in refused.err
+
+
 def test_profile_and_topology_are_read_from_files(tmp_path: Path, say: Say) -> None:
     profile, topology = tmp_path / "profile.json", tmp_path / "topology.json"
     replace(PROFILES["a100"], name="mine").save(profile)
