@@ -14,7 +14,13 @@ from superscaler_core.graph.form import OpForm, PartForm
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.once import known_of
 from superscaler_core.graph.tensor import ACTIVATION, PARAMETER, PTensor
-from superscaler_core.materialize.sharding import MAX_SHARDINGS, Sharding, shardings_of
+from superscaler_core.grouped import grouped
+from superscaler_core.materialize.sharding import (
+    MAX_SHARDINGS,
+    Sharding,
+    bounding,
+    shardings_of,
+)
 from superscaler_core.materialize.transfer import Transfer, transfers
 from superscaler_core.plan import Device, OpSplit, Plan
 
@@ -258,7 +264,7 @@ def _recycling(plan: Plan, stage_of: Mapping[int, int]) -> Iterator[tuple[PTenso
 
 
 def _results(plan: Plan, stage_of: Mapping[int, int]) -> Iterator[tuple[PTensor, Ends]]:
-    """The edges that bring each result whole to all devices.
+    """The edges that bring each result whole to all devices, or to where it is read as an input.
 
     Raises:
         PlanError: there are several microbatches, and a result with dims has no samples.
@@ -271,9 +277,18 @@ def _results(plan: Plan, stage_of: Mapping[int, int]) -> Iterator[tuple[PTensor,
                 "or mean of it as a scalar, a value for each sample, or plan one microbatch."
             )
         stage = stage_of[plan.graph.producer[tensor].index]
-        everyone = Sharding.everyone(plan.devices, tensor.shape)
         for name in names:
-            yield tensor, (stage, everyone, (), None, None, name)
+            end = Sharding.everyone(plan.devices, tensor.shape)
+            if given := plan.graph.carried.get(name):
+                end = _read_of(plan, given)
+            yield tensor, (stage, end, (), None, None, name)
+
+
+def _read_of(plan: Plan, given: PTensor) -> Sharding:
+    """The end at which each device holds what it reads of an input."""
+    reads = (input_sharding(plan, *reader) for reader in plan.graph.readers[given])
+    boxes = grouped((d, shard.box) for read in reads for d, shard in read.shards.items())
+    return Sharding.of((device, bounding(found), ()) for device, found in boxes.items())
 
 
 def _is_between(edge: Edge) -> bool:

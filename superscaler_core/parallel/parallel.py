@@ -20,6 +20,7 @@ from superscaler_core.hugging_face import read_weights, write_folder
 from superscaler_core.parallel.batch import Batch as BatchForm
 from superscaler_core.parallel.batches import agreed_example, batches_of
 from superscaler_core.parallel.forward import Forward, Side
+from superscaler_core.parallel.generate import Generator, is_random, random_state
 from superscaler_core.parallel.habits import Results
 from superscaler_core.parallel.learned_inputs import learned
 from superscaler_core.parallel.meter import Facts, Meter
@@ -29,6 +30,7 @@ from superscaler_core.parallel.reported import Reported
 from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.transport import Transport
+from superscaler_core.training.checksum import checksum
 from superscaler_core.training.first_values import share_buffers, take_first_values
 from superscaler_core.training.grad_scaler import GradScaler
 from superscaler_core.training.same_call import CallRequest, SameCall
@@ -101,6 +103,7 @@ class Parallel(Reported):
         )
         self._batches = batches(programs)
         self._forward = Forward(programs, self._said, batches)
+        self._generator: Generator | None = None
         self.meter, self.facts = Meter(transport), Facts(compiled, self._first)
         self._facts = {compiled: self.facts}
         self.trainer = Trainer(self._first, transport, programs.parameters)
@@ -222,6 +225,37 @@ class Parallel(Reported):
 
     forward = __call__
 
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Text of a causal model of transformers, by its own ``generate``; the same on all ranks.
+
+        Keys and values of past tokens lie where the plan cuts heads and layers. Prompts of other
+        lengths get programs of their own when they first come.
+
+        Args:
+            args, kwargs: arguments of ``generate`` of transformers, the same on every rank:
+                ``input_ids``, ``attention_mask``, ``max_new_tokens``, ``do_sample`` and so on.
+
+        Returns:
+            What it returns: the tokens of prompts and texts.
+
+        Raises:
+            PlanError: the model has no ``generate``, or beams are searched.
+            ValueError: tokens are sampled, and ranks' random generators differ.
+        """
+        with self.trainer.calls.users.inside("generate", args, kwargs):
+            with self.trainer.calls.prepared("generate") as request:
+                if is_random(self._programs.model, kwargs):
+                    state = random_state(self._first.device)
+                    request.equal["torch's random state"] = str(checksum(state))
+            if self._generator is None:
+                device, transport = self._first.device, self._transport
+                self._generator = Generator(self._programs, transport, device, self._with_inputs)
+            return self._generator.generate(args, kwargs)
+
+    def _with_inputs(self, call: Mapping[str, Any], side: Side) -> tuple[Rank, dict[str, Any]]:
+        _, rank, batch = self._chosen("generate", (), call, side=side)
+        return rank, dict(batch)
+
     def step_guard(self) -> AbstractContextManager[StepGuard]:
         """A block that succeeds on all ranks or that all skip, as ``Trainer.step_guard``."""
         return self.trainer.guard_of([self._first, *self._ranks.values()])
@@ -309,6 +343,7 @@ class Parallel(Reported):
             made = side.programs.of(whole, trained)
             request.equal |= fingerprint_of(made.compiled)
         sides = [self._programs, *(side.programs for side in self._forward.sides)]
+        sides += [] if self._generator is None else [self._generator.side.programs]
         kept = frozenset[Compiled]().union(*(programs.kept for programs in sides))
         self._ranks = {c: rank for c, rank in self._ranks.items() if c in kept}
         self._facts = {c: facts for c, facts in self._facts.items() if c in kept}

@@ -97,6 +97,7 @@ class Programs:
         self._results, self._step_results = tuple(results), tuple(step_results)
         self._autocasts = active()
         self._is_silent = is_silent
+        self._carried: Mapping[str, str] = {}
         self._num_halves = 1  # of a microbatch of the schedule, see ``Overlap.duplex``
         self._first: Compiled | None = None
         self._made: OrderedDict[Hashable, list[MadeProgram]] = OrderedDict()
@@ -107,7 +108,11 @@ class Programs:
         self._lock = threading.RLock()
 
     def of_model(
-        self, model: nn.Module, batch: Batch, results: Sequence[str | int] = ()
+        self,
+        model: nn.Module,
+        batch: Batch,
+        results: Sequence[str | int] = (),
+        carried: Mapping[str, str] | None = None,
     ) -> Programs:
         """The programs that evaluate another model, of the same parameters, stored likewise.
 
@@ -115,8 +120,10 @@ class Programs:
             model: the other model.
             batch: where the samples of its inputs are.
             results: what evaluation keeps beside the loss, as in ``capture``.
+            carried: results that are an input of the next call, each with the input's name.
         """
         made = copy.copy(self)
+        made._carried = carried or {}
         made.model, made.batch = model, batch
         made._results, made._step_results = tuple(results), ()
         made._made, made._num_made, made._watched = OrderedDict(), 0, Watched()
@@ -328,7 +335,9 @@ class Programs:
         changing = changing if self._first is not None else changing_in(graph)
         # Evaluation is in one mode, whatever that of the model is.
         self._watched = reads.watched({*changing, *(["training"] if trained is None else [])})
-        return replace(graph, samples=_samples(graph, inputs))
+        given = dict(zip(inputs.names, graph.batch_inputs, strict=True))
+        carried = {name: given[of] for name, of in self._carried.items()}
+        return replace(graph, samples=_samples(graph, inputs), carried=carried)
 
     @property
     def _changing(self) -> frozenset[str]:

@@ -15,7 +15,7 @@ from superscaler_core.run.host import Host
 from superscaler_core.run.moves import move_many
 from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.rank_calls import RankCalls
-from superscaler_core.run.tables import SubTransfer, Tables
+from superscaler_core.run.tables import SubTransfer, Tables, box_of
 from superscaler_core.run.transport import Transport
 from superscaler_core.run.weights import WeightStore
 
@@ -76,6 +76,7 @@ class Rank(RankCalls):
         self.grad_scale: Callable[[], float] | None = None
         self.loss_scale = 1.0
         self.results: Mapping[str, Tensor] = {}
+        self.carried: Mapping[str, OwnSamples] = {}
 
     @property
     def draws(self) -> tuple[int, int]:
@@ -108,7 +109,7 @@ class Rank(RankCalls):
             self._tape.check_done()
             self.weights.check_done()
             self.weights.end_versions()
-            self.results = self._brought()
+            self.results, self.carried = self._brought(), self._carried()
             self._mover.finish()
         except BaseException as error:
             self._forget()
@@ -131,12 +132,28 @@ class Rank(RankCalls):
         """The results of a step: microbatches joined along their samples, and scalars averaged."""
         edges: dict[tuple[str, int | None], list[str]] = {}
         for edge, result in self.tables.results.items():
-            edges.setdefault(result, []).append(edge)
+            if result[0] not in self.tables.carried:
+                edges.setdefault(result, []).append(edge)
         found = {}
         for (name, dim), mine in edges.items():
             values = [self._mover.brought(mine, mb) for mb in range(self.tables.num_microbatches)]
             # A single microbatch may have a result without samples.
             found[name] = torch.cat(values, dim or 0) if values[0].dim() else _mean(values)
+        return found
+
+    def _carried(self) -> dict[str, OwnSamples]:
+        """What this rank keeps of results that are an input of the next step, by result."""
+        found = {}
+        for edge, (name, dim) in self.tables.results.items():
+            if name not in self.tables.carried or edge not in self.tables.edges:
+                continue
+            box, at = self.tables.edges[edge].dst, dim or 0
+            if box is not None:
+                num = self.tables.num_microbatches
+                values = [self._mover.brought([edge], mb) for mb in range(num)]
+                lo, hi = box_of(box).lo, box_of(box).hi
+                whole = rv.Box((*lo[:at], 0, *lo[at:]), (*hi[:at], num, *hi[at:]))
+                found[name] = OwnSamples(torch.stack(values, at), whole, at)
         return found
 
     def check_ready(self, *, trains: bool) -> None:

@@ -182,6 +182,8 @@ class Tables:
     trained parameter on this rank (``Schedule.delays``), and ``one_version`` tells whether
     backwards read the newest weights. ``extra`` has what modules add to a state dict, as texts of
     plain values. ``boxes`` has the boxes of inputs that segments read, each with the input's name.
+    ``carried`` has the results that are an input of the next step, of which this rank keeps a box,
+    each with the input's name.
     ``order`` has the names of the parameters in the order of the model. ``arguments`` has the
     arguments of the model whose input has another name, because a weight has theirs.
     """
@@ -209,6 +211,7 @@ class Tables:
     samples: Mapping[str, int | None] = field(default_factory=dict)
     boxes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    carried: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # All ranks prepare edges in one order, and optimizers have the parameters in the model's.
