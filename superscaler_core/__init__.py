@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from superscaler_core.front_end import capture
     from superscaler_core.front_end.modules import register_module
     from superscaler_core.front_end.shard import shard
+    from superscaler_core.hugging_face import config_of_plan
     from superscaler_core.parallel import (
         Batch,
         Callback,
@@ -84,6 +85,7 @@ _LAZY = {
     "Trainer": "superscaler_core.training.trainer",
     "WandbWriter": "superscaler_core.parallel",
     "capture": "superscaler_core.front_end",
+    "config_of_plan": "superscaler_core.hugging_face",
     "dump_flight_record": "superscaler_core.training.flight_record",
     "latest": "superscaler_core.training.resume",
     "load": "superscaler_core.training.load",
@@ -148,6 +150,7 @@ __all__ = [
     "WandbWriter",
     "capture",
     "compile",
+    "config_of_plan",
     "cost",
     "dump_flight_record",
     "find_blocks",

@@ -14,7 +14,7 @@ from torch import nn
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
-from superscaler_core.hugging_face import give_buffers
+from superscaler_core.hugging_face import give_buffers, is_config, plan_of_config
 from superscaler_core.levels import levels_of
 from superscaler_core.parallel.automatic import AutoOptions, is_auto, pasted, searched
 from superscaler_core.parallel.batch import Batch
@@ -65,7 +65,7 @@ def parallelize(
         plan: name of a plan (``docs/plans.md``), which options may follow as a text, such as
             ``"hybrid:tp=2,pp=2"``; or a file of decisions (``"best.plan"``), whose ranges are in
             proportion for batches of other sizes; or a name in the table of ``search``; or a
-            function that fills a ``Plan``; or
+            function that fills a ``Plan``; or a ``DistributedConfig`` of transformers; or
             ``"auto"``: the first rank searches for one (``docs/planners.md``), and its options
             are ``profile``, ``budget_secs`` and ``max_tried`` of ``search``, such as
             ``"auto:budget_secs=5"``.
@@ -126,6 +126,9 @@ def parallelize(
             model, loss, example, said = prepared(model, whole_loss, example, said)
             results = loss.names
         chosen: AutoOptions | SProgram | None = None
+        if is_config(plan):
+            plan, read = plan_of_config(plan, world.num_ranks)
+            options = {**read, **(options or {})}
         if isinstance(plan, str):
             chosen = pasted(plan, example, world.num_ranks, where)
         if is_auto(plan):

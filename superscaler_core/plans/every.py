@@ -29,9 +29,12 @@ OVERLAPPED = Overlap(prefetch=1, reductions=True, moves=True)
 
 
 def _experts(plan: Plan, given: Options) -> None:
-    """``experts``: whether to deal experts out to the replicas, instead of cutting their batch."""
+    """``experts``: whether to deal experts out to the replicas, instead of cutting their batch.
+
+    A number deals them out to so many neighbouring devices, groups of which are data parallel.
+    """
     if given["experts"]:
-        deal_experts(plan)
+        deal_experts(plan, 0 if given["experts"] is True else given["experts"])
 
 
 def _microbatches(plan: Plan, given: Options) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from superscaler_core.checks import one_of
 from superscaler_core.plan import Keep, Plan
@@ -24,7 +25,7 @@ def hybrid(
     apart: bool = False,
     sequence: bool = False,
     vocabulary: bool = False,
-    experts: bool = False,
+    experts: bool | int = False,
     keep: Keep = Keep.EVERYTHING,
     coshard: int = 1,
     coshard_blocks: ChosenBlocks = None,
@@ -48,7 +49,8 @@ def hybrid(
         apart: run every recomputation as an action of its own, maybe before the gradient arrives.
         sequence: cut the ops between tensor-parallel maps along the sequence.
         vocabulary: as in ``megatron``.
-        experts: deal experts out to the replicas of a stage, instead of cutting their batch.
+        experts: deal experts out to the replicas of a stage, instead of cutting their batch; a
+            number, to so many neighbouring devices, groups of which are data parallel.
         keep: which values of the blocks are kept for the backward.
         coshard: parts of every attention and MLP that a device runs one after another, as in
             ``coshard``, which keeps the input of each attention and MLP.
@@ -64,7 +66,7 @@ def hybrid(
     if isinstance(schedule, str):
         schedule = SCHEDULES[one_of("schedule", schedule, SCHEDULES)]
     order = generate(schedule, pp, microbatches, chunks=chunks, halves=halves, apart=apart)
-    splits = {"sequence": sequence, "vocabulary": vocabulary, "experts": experts}
+    splits: dict[str, Any] = {"sequence": sequence, "vocabulary": vocabulary, "experts": experts}
     grid_stages(plan, order, tp, sizes=sizes, **splits)
     # After all decisions that need whole parts, such as storage.
     add_coshard(plan, parts=coshard, blocks=coshard_blocks)

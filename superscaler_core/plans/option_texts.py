@@ -135,6 +135,10 @@ def truth(text: str) -> bool:
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
+def _truth_or_number(text: str) -> bool | int:
+    return _TRUTHS[text.lower()] if text.lower() in _TRUTHS else _number(text)
+
+
 def _number(text: str) -> int:
     if not text.strip().isdecimal():
         raise ValueError(text)
@@ -170,7 +174,9 @@ EVERY: Mapping[str, OptionReader] = {
     "features": OptionReader(dims, "NAME:DIM with commas between, such as *.fc1.weight:0"),
     "expert": OptionReader(modules, "a pattern of modules' paths, such as *.experts"),
     "embedding": OptionReader(str, "the name of a parameter"),
-    "experts": OptionReader(truth, "true or false: whether experts are dealt out to the replicas"),
+    "experts": OptionReader(
+        _truth_or_number, "true or false, or the number of devices to which experts are dealt out"
+    ),
     "microbatches": OptionReader(_number, "the number of microbatches in a step, such as 4"),
     "zero": OptionReader(_number, "1 for states, 2 for gradients too, 3 for weights too"),
     "shard": OptionReader(_number, "the number of devices among which storage is cut, such as 8"),

@@ -36,16 +36,19 @@ def deal_storage(plan: Plan, shard: int = 0) -> None:
         plan.split_as(plan.update(name), OpSplit.of(((), i, d) for i, d in enumerate(owners)))
 
 
-def deal_experts(plan: Plan) -> None:
+def deal_experts(plan: Plan, among: int = 0) -> None:
     """Deal experts out to the devices among which the batch of their ops is cut.
 
     Devices that do the same work share experts too, if there are enough.
 
     Args:
         plan: to change; call it when the ops have devices.
+        among: devices that share the experts, next to each other; several groups of so many are
+            data parallel. 0 for all.
 
     Raises:
-        PlanError: the model has no experts, or fewer than there are such devices.
+        PlanError: the model has no experts, or fewer than there are such devices; or ``among`` does
+            not divide these.
     """
     for op in plan.blocks.experts:
         batch = _loop_of(plan, op, (plan.dims.batch,))
@@ -62,8 +65,15 @@ def deal_experts(plan: Plan) -> None:
                 f"experts=true: {size} experts of {op.name} cannot be dealt out to {num} replicas; "
                 "use fewer replicas, such as tp=2."
             )
-        shares = len(copies) if size >= num * len(copies) else 1
-        if num * shares == 1:
+        shares = len(copies) if size >= (among or num * len(copies)) else 1
+        total = num * shares
+        group = among or total
+        if total % group or size < group:
+            raise PlanError(
+                f"experts={among}: {size} experts of {op.name} on {total} devices: the number of "
+                f"devices that share them divides {total} and is at most {size}."
+            )
+        if group == 1:
             continue
         made = []
         for part in parts:
@@ -72,7 +82,12 @@ def deal_experts(plan: Plan) -> None:
             replica = copies.index(part.replica)
             if shares > 1:
                 place, replica = place * shares + replica, 0
-            lo, hi = (size * i // (num * shares) for i in (place, place + 1))
+            first = place - place % group
+            if group < total and ranges:
+                # The samples of all devices of the group.
+                ends = ranges[first // shares], ranges[(first + group - 1) // shares]
+                pieces[batch] = ends[0][0], ends[1][1]
+            lo, hi = (size * (i - first) // group for i in (place, place + 1))
             pieces[expert] = lo, hi
             found = tuple(sorted((loop, lo, hi) for loop, (lo, hi) in pieces.items()))
             made.append((found, replica, part.device))

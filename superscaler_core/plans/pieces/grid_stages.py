@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Placement, Plan
@@ -24,7 +25,7 @@ def grid_stages(
     *,
     sequence: bool = False,
     vocabulary: bool = False,
-    experts: bool = False,
+    experts: bool | int = False,
     sizes: Sequence[int] = (),
 ) -> None:
     """Cut a plan into a schedule's stages, each on the devices of its workers, and order them.
@@ -44,7 +45,7 @@ def grid_stages(
     _check_stages(schedule)
     shares(plan, tp=tp, pp=schedule.num_workers)
     placement = Placement.even(plan.devices, schedule.num_workers)
-    splits = {"sequence": sequence, "vocabulary": vocabulary, "experts": experts}
+    splits: dict[str, Any] = {"sequence": sequence, "vocabulary": vocabulary, "experts": experts}
     for stage in stages_of_blocks(plan, schedule.num_stages, sizes):
         devices = sorted(placement.devices_of(schedule, stage.index, 0))
         tensor_parallel(plan, stage.ops, devices, tp, **splits)
