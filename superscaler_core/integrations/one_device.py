@@ -51,9 +51,9 @@ class OneDeviceState:
         finally:
             self.process_index = number
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce__(self) -> Any:
         # Saved arguments (training_args.bin) are then those of the library alone.
-        return self._state.__reduce_ex__(protocol)
+        return copy.copy, (self._state,)
 
 
 class OneDeviceAccelerator(Accelerator):  # type: ignore[misc]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ class StandIn:
     Args:
         model: the model that is parallelized.
         parallel: this rank's share of it.
-        precision: the context in which it computes.
         zero_grad: clears the gradients of the optimizer.
     """
 
@@ -27,16 +25,14 @@ class StandIn:
         self,
         model: nn.Module,
         parallel: Parallel,
-        precision: Callable[[], AbstractContextManager[Any]],
         zero_grad: Callable[[], None],
     ) -> None:
-        self._model, self._parallel, self._precision = model, parallel, precision
+        self._model, self._parallel = model, parallel
         self.zero_grad = zero_grad
 
     def __call__(self, **inputs: Any) -> dict[str, Any]:
         """The loss of a batch, and the results that the plan keeps, whole on all ranks."""
-        with self._precision():
-            found = self._parallel.evaluate(**inputs)
+        found = self._parallel.evaluate(**inputs)
         if isinstance(found, Tensor):
             return {"loss": found}
         return {"loss": found.loss, **found.results}

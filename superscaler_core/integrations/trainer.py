@@ -94,6 +94,7 @@ class PlanTrainer(transformers.Trainer):  # type: ignore[misc]
         if self._parallel is None:
             example = self._example()
             self.model.train()
+            # Programs of other shapes are captured as this one.
             with self._precision():
                 self._parallel = parallelize(
                     self.model,
@@ -149,7 +150,7 @@ class PlanTrainer(transformers.Trainer):  # type: ignore[misc]
         def zero_grad() -> None:
             self.optimizer.zero_grad()
 
-        return StandIn(self.model, self.parallel, self._precision, zero_grad)
+        return StandIn(self.model, self.parallel, zero_grad)
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Make the optimizer over this rank's boxes, with the groups that the library makes."""
@@ -189,7 +190,7 @@ class PlanTrainer(transformers.Trainer):  # type: ignore[misc]
         # A loss that is divided by the labels of all accumulated batches adds up by itself.
         adds_up = "num_items_in_batch" in batch
         share = 1.0 if adds_up else 1.0 / self.current_gradient_accumulation_steps
-        with self._precision(), self.parallel.scaled(share):
+        with self.parallel.scaled(share):
             loss = self.parallel.step(**batch)
         return loss.detach() * share
 
@@ -217,7 +218,8 @@ class PlanTrainer(transformers.Trainer):  # type: ignore[misc]
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Write the weights as the model itself would; the only place that does."""
         state = self.parallel.state_dict(rank0_only=True) if state_dict is None else state_dict
-        with self.parallel.trainer.calls.prepared("save_model"):
+        calls = self.parallel.trainer.calls
+        with calls.prepared("save_model"), _same_config(self.model):
             super()._save(output_dir, state)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -271,3 +273,20 @@ def _same_random_state() -> Iterator[None]:
         yield
     random.setstate(python)
     np.random.set_state(numpy)
+
+
+@contextmanager
+def _same_config(model: nn.Module) -> Iterator[None]:
+    """Leave the configuration of the model as it was.
+
+    Saving writes into it on the first rank alone, where another configuration would ask for another
+    program.
+    """
+    config = getattr(model, "config", None)
+    before = dict(vars(config)) if isinstance(config, transformers.PreTrainedConfig) else {}
+    try:
+        yield
+    finally:
+        if before:
+            vars(config).clear()
+            vars(config).update(before)

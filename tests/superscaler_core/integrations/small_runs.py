@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -101,17 +103,32 @@ def arguments(folder: Path, **options: Any) -> transformers.TrainingArguments:
     )
 
 
+class Stop(transformers.TrainerCallback):
+    """Ends a training after some steps, as a break of the process does."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        # After the save and the evaluation of this step.
+        control.should_training_stop = state.global_step == self.after
+
+
 def trainer(
-    folder: Path, plan: str | None, model: str = "llama", more: Any = None, **options: Any
+    folder: Path,
+    plan: str | None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    model: str = "llama",
+    **more: Any,
 ) -> transformers.Trainer:
-    """A plain trainer if there is no plan."""
+    """A trainer with arguments ``options``; a plain one if there is no plan."""
     given = {
         "model": MODELS[model](),
         "args": arguments(folder, **options),
         "train_dataset": Rows(11, seed=0),
         "eval_dataset": Rows(7, seed=1),
         "compute_metrics": accuracy,
-        **(more or {}),
+        **more,
     }
     made = transformers.Trainer(**given) if plan is None else PlanTrainer(plan=plan, **given)
     # It prints every log.
@@ -120,7 +137,7 @@ def trainer(
 
 
 def logs_of(made: transformers.Trainer) -> Logs:
-    """What a trainer logged, without times."""
+    """What a trainer logged, without times and numbers of operations."""
     timed = ("runtime", "per_second", "preparation_time", "total_flos")
     return [
         {name: value for name, value in log.items() if not name.endswith(timed)}
@@ -132,23 +149,20 @@ def trained(
     rank: int,
     folder: Path,
     plan: str | None,
+    options: Mapping[str, Any],
+    model: str = "llama",
+    stop: int = 0,
     resume: bool = False,
-    **options: Any,
 ) -> Logs:
-    """The logs of a training on one rank."""
-    made = trainer(folder, plan, **options)
+    """The logs of a training on one rank, whose model is saved in the folder."""
+    made = trainer(folder, plan, options, model, callbacks=[Stop(stop)] if stop else [])
     made.train(resume_from_checkpoint=resume)
+    made.save_model(str(folder / "model"))
     return logs_of(made)
 
 
-def predicted(rank: int, folder: Path, plan: str | None) -> tuple[Any, Any]:
-    """The predictions and the labels of a dataset before training."""
-    found = trainer(folder, plan).predict(Rows(6, seed=2))
-    return found.predictions, found.label_ids
-
-
-def saved(rank: int, folder: Path, plan: str | None, model: str) -> None:
-    """Train and save the model."""
-    made = trainer(folder, plan, model)
-    made.train()
-    made.save_model(str(folder / "model"))
+def predicted(rank: int, folder: Path, plan: str | None) -> tuple[Any, Any, Any]:
+    """The predictions, labels and metrics of a dataset, before training."""
+    made = trainer(folder, plan)
+    found = made.predict(Rows(6, seed=2))
+    return found.predictions, found.label_ids, found.metrics["test_loss"]
