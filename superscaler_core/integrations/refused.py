@@ -20,7 +20,7 @@ _DTYPE = "bf16=True, or a model in bfloat16 and dtype=torch.float32 of PlanTrain
 _COMPILE = "leave it out: a program is made of the model as it is"
 _WRAPPER = "leave it out: no DistributedDataParallel wraps the model"
 _RECOMPUTE = (
-    "call model.gradient_checkpointing_enable() before, or give keep=block_inputs among the "
+    "call model.activation_checkpointing_enable() before, or give keep=block_inputs among the "
     "options of the plan"
 )
 _HOOKS = "hooks of modules that change values are not captured: write it into the model's forward"

@@ -69,7 +69,19 @@ def words() -> nn.Module:
     return Words()
 
 
-MODELS = {"llama": llama, "words": words}
+def frozen() -> nn.Module:
+    model = llama()
+    model.get_input_embeddings().weight.requires_grad_(False)
+    return model
+
+
+def recomputed() -> nn.Module:
+    model = llama()
+    model.activation_checkpointing_enable()
+    return model
+
+
+MODELS = {"llama": llama, "words": words, "frozen": frozen, "recomputed": recomputed}
 
 
 def accuracy(found: Any) -> dict[str, float]:
