@@ -11,7 +11,7 @@ CORELESS_TESTS := --ignore-glob='*/test_native_*' tests/run tests/plans/test_sim
 # Folders with tests that spawn processes. Only these are collected: collecting all tests would take
 # half a minute more.
 WORLD_TESTS := tests/dist tests/bench tests/checkpoint tests/fuzz tests/superscaler_core/cli \
-	tests/test_examples.py
+	tests/superscaler_core/integrations tests/test_examples.py
 PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help

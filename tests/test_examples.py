@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from bench.cluster.ranks import Launch, RankFailedError, run_ranks
 
@@ -29,6 +31,9 @@ ON_PROCESSES = {
 
 KILLED = "finetune_llama.py"
 """The example that is killed and resumed."""
+
+TRAINER = "hf_trainer.py"
+"""The example that continues from its checkpoints, by the Trainer of transformers."""
 TIMEOUT_SECS = 120.0
 
 
@@ -44,7 +49,9 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in (*ON_PROCESSES, KILLED)])
+@pytest.mark.parametrize(
+    "name", [name for name in EXAMPLES if name not in (*ON_PROCESSES, KILLED, TRAINER)]
+)
 def test_example_runs_in_one_process(name: str) -> None:
     command = [sys.executable, str(ROOT / "examples" / name)]
     done = subprocess.run(
@@ -96,6 +103,22 @@ def test_killed_llama_training_resumes_under_another_plan(tmp_path: Path) -> Non
     ((step, loss),) = re.findall(r"^step (\d+): loss (\S+)$", first.stdout, re.MULTILINE)
     # The model itself computes its norms in float32.
     assert (step, float(loss)) == ("1", pytest.approx(losses_alone(2)[1], rel=1e-5))
+
+
+@pytest.mark.dist
+def test_trainer_of_transformers_continues_under_another_plan(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_bytes((ROOT / "CONTRIBUTING.md").read_bytes()[:1024])
+    common = ["--folder", str(tmp_path / "out"), "--text", str(text)]
+    for plan, epochs in ("zero3", "1"), ("hybrid:tp=2,microbatches=2", "2"):
+        asked = launches(TRAINER, 2, "--plan", plan, "--epochs", epochs, *common)
+        results = run_ranks(asked, timeout_secs=TIMEOUT_SECS, echo=False)
+        assert all("all right" in result.stdout for result in results)
+    # 1024 bytes are 24 samples of training in 3 batches.
+    state = json.loads((tmp_path / "out" / "checkpoint-6" / "trainer_state.json").read_text())
+    assert (state["global_step"], state["epoch"]) == (6, 2.0)
+    saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "trained")
+    assert saved.config.vocab_size == 256
 
 
 def losses_alone(num_steps: int) -> list[float]:

@@ -21,7 +21,7 @@ def recording_cache(num_layers: int, seen: dict[int, tuple[Tensor, Tensor]]) -> 
     """
     from transformers.cache_utils import Cache, DynamicLayer
 
-    class Recording(DynamicLayer):  # type: ignore[no-untyped-call]
+    class Recording(DynamicLayer):  # type: ignore[misc]
         _number = 0
 
         def update(
@@ -30,7 +30,7 @@ def recording_cache(num_layers: int, seen: dict[int, tuple[Tensor, Tensor]]) -> 
             seen[self._number] = key_states, value_states
             return key_states, value_states
 
-    layers: list[Any] = [Recording() for _ in range(num_layers)]  # type: ignore[no-untyped-call]
+    layers: list[Any] = [Recording() for _ in range(num_layers)]
     for number, layer in enumerate(layers):
         layer._number = number
     return Cache(layers=layers)
@@ -45,14 +45,14 @@ def written_cache(tensors: Sequence[Tensor], at: Tensor) -> Any:
     """
     from transformers.cache_utils import Cache, CacheLayerMixin
 
-    class Written(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    class Written(CacheLayerMixin):  # type: ignore[misc]
         is_compileable = False
         is_sliding = False
         keys: Tensor
         values: Tensor
 
         def __init__(self, keys: Tensor, values: Tensor) -> None:
-            super().__init__()  # type: ignore[no-untyped-call]
+            super().__init__()
             self.keys, self.values, self.is_initialized = keys, values, True
 
         def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -87,7 +87,7 @@ def counting_cache(room: int) -> Any:
     """A cache without tensors, which tells ``generate`` how many tokens were seen (``seen``)."""
     from transformers.cache_utils import Cache
 
-    class Counting(Cache):
+    class Counting(Cache):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__(layers=[])
             self.seen = 0

@@ -65,7 +65,8 @@ def _conversions(model: Any) -> list[Any] | None:
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     # Entries remember whether they were used.
-    return deepcopy(get_model_conversion_mapping(model))
+    found: list[Any] = deepcopy(get_model_conversion_mapping(model))
+    return found
 
 
 def _converted(

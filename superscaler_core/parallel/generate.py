@@ -232,5 +232,5 @@ def _options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Options of the generation among the arguments of ``generate``."""
     from transformers import GenerationConfig
 
-    known = GenerationConfig()  # type: ignore[no-untyped-call]
+    known = GenerationConfig()
     return {name: value for name, value in kwargs.items() if hasattr(known, name)}
