@@ -21,9 +21,12 @@ from bench.cluster.ranks import Launch, RankFailedError, run_ranks
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 ON_PROCESSES = {
+    "adapters.py": 2,
     "dtensor.py": 2,
+    "mixture.py": 2,
     "recipe.py": 2,
     "redistribute_gloo.py": 3,
+    "rollouts.py": 2,
     "sync_weights.py": 3,
     "train_gpt.py": 2,
 }
