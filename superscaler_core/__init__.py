@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from superscaler_core.front_end.modules import register_module
     from superscaler_core.front_end.shard import shard
     from superscaler_core.hugging_face import config_of_plan
+    from superscaler_core.ops.stacked_experts import stack_experts
     from superscaler_core.parallel import (
         Batch,
         Callback,
@@ -97,6 +98,7 @@ _LAZY = {
     "save_run": "superscaler_core.training.training_state",
     "search": "superscaler_core.planners.search",
     "shard": "superscaler_core.front_end.shard",
+    "stack_experts": "superscaler_core.ops.stacked_experts",
     "simulate": "superscaler_core.simulator",
 }
 """Public names whose modules need torch or are slow to import; each is imported on first use."""
@@ -169,6 +171,7 @@ __all__ = [
     "shard",
     "simulate",
     "split",
+    "stack_experts",
 ]
 
 

@@ -20,9 +20,11 @@ from torch.utils import _pytree as pytree
 
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end import experts
+from superscaler_core.front_end.listed_experts import is_around_experts, rows_of_listed
 from superscaler_core.front_end.probe import NotOneOpError, Probed, outside_of_tracing, probe
 from superscaler_core.graph.annotation import Annotation
-from superscaler_core.ops.modules import ModuleCall, Slot, enter, skeleton_of, state_of
+from superscaler_core.ops.experts import stacked_names
+from superscaler_core.ops.modules import ModuleCall, Slot, enter, skeleton_of, state_of, tensors_of
 from superscaler_core.quoted import quoted
 from superscaler_core.rules.calls import TracedCall, called_as_op, is_literal
 
@@ -93,7 +95,11 @@ class ModulesAsOps:
         self._model = model
         self._why: dict[str, UntraceableError | None] = {}
         for path, module in model.named_modules():
-            is_known = _annotation_of(module) or experts.may_be_experts(module)
+            is_known = (
+                _annotation_of(module)
+                or experts.may_be_experts(module)
+                or is_around_experts(module)
+            )
             if path and not self._is_inside(path) and is_known:
                 self._why[path] = None
 
@@ -170,7 +176,8 @@ class _Forward:
         slots = [Slot(next(numbers)) if isinstance(x, Tensor) else x for x in leaves]
         placed, named = pytree.tree_unflatten(slots, form)
         tensors = [*given, *own.values()]
-        found = experts.numbered(self._module, given)
+        listed = stacked_names(self._module) if is_around_experts(self._module) else frozenset()
+        found = listed or experts.numbered(self._module, given)
         if not self._is_op and not found:
             return self._forward(*args, **keywords)
         try:
@@ -186,14 +193,20 @@ class _Forward:
         is_known = bool(_annotation_of(self._module, [KNOWN_MODULES]))
         with outside_of_tracing():
             key = enter(made.call)
-            if found and not is_known and not experts.adds_up(made.call, given, found):
+            if listed:
+                annotation = annotation or rows_of_listed(
+                    made.call, given, tensors_of(made.returned)
+                )
+                found = listed if annotation else frozenset()
+            elif found and not is_known and not experts.adds_up(made.call, given, found):
                 found = frozenset()
         if found and not annotation:
             annotation = experts.ROWS
         if not annotation and not self._is_op:
             return self._forward(*args, **keywords)
         state = {name: tuple(x.shape) for name, x in own.items()}
-        what = OneModule(made, state, len(given), annotation, found, [key])
+        call = "call_listed" if listed else "call_experts"
+        what = OneModule(made, state, len(given), annotation, found, call, [key])
         results = iter(called_as_op(what, tensors))
         return pytree.tree_map_only(Tensor, lambda x: next(results), made.returned)
 
@@ -207,6 +220,7 @@ class OneModule(TracedCall):
         num_args: tensors among its arguments.
         rows: the annotation of its arguments and results, if it is known.
         numbered: the parameters that number experts in their first dim, if the module is experts.
+        experts_call: the function of ``ops`` that runs some of the experts.
     """
 
     known: Probed
@@ -214,6 +228,7 @@ class OneModule(TracedCall):
     num_args: int
     rows: str
     numbered: experts.Numbered
+    experts_call: str
     modules: Sequence[str]
 
     @property
@@ -251,7 +266,7 @@ class OneModule(TracedCall):
             return f"ops.call_module({given})"
         num = self.state[min(self.numbered)][0]
         here = f"first={{start[expert]}}, num_here={{size[expert]}}, num_experts={num}"
-        return f"ops.call_experts({given}, {here})"
+        return f"ops.{self.experts_call}({given}, {here})"
 
     def shapes_only(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensors[0].new_empty(shape, dtype=dtype) for shape, dtype in self.known.results]

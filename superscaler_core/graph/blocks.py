@@ -427,7 +427,8 @@ class Blocks:
                 f"{self.graph.name}: {self.said_experts} are {kinds} and have no "
                 "loop of experts that can be cut: experts are dealt out if each of "
                 "their weights is one tensor [experts, ...], which a linear map or a module called "
-                "with tokens, the experts of each token, and their weights reads."
+                "with tokens, the experts of each token, and their weights reads. If they are "
+                "modules in a list, call ss.stack_experts(model) first."
             )
         return found
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from rvdcomm.checkpoint import Concat, Split, Stack, StoredTensor, Transpose
 from superscaler_core.errors import PlanError
+from superscaler_core.ops.stacked_experts import StackedExperts
 
 Tensors = Mapping[str, StoredTensor]
 
@@ -35,7 +36,7 @@ def as_parameters(model: nn.Module, tensors: Tensors) -> dict[str, StoredTensor]
     """
     table = _conversions(model)
     if table is None:
-        return dict(tensors)
+        return _with_stacked(model, dict(tensors))
     from transformers.core_model_loading import WeightConverter, dot_natural_key, rename_source_key
 
     converters = [each for each in table if isinstance(each, WeightConverter)]
@@ -55,6 +56,20 @@ def as_parameters(model: nn.Module, tensors: Tensors) -> dict[str, StoredTensor]
         sources.setdefault(pattern, []).append(tensors[name])
     for target, (converter, sources) in joined.items():
         found |= _converted(model, target, converter, sources)
+    return _with_stacked(model, found)
+
+
+def _with_stacked(model: nn.Module, found: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The same tensors, with those of listed experts stacked where the model has them stacked."""
+    for path, module in model.named_modules():
+        if not isinstance(module, StackedExperts):
+            continue
+        keys = module.keys() or range(module.num)
+        for name, _ in module.named_parameters():
+            parts = [f"{path}.{key}.{name}" for key in keys]
+            if all(part in found for part in parts):
+                stacked = _stack([found.pop(part) for part in parts], 0)
+                found[f"{path}.{name}"] = replace(stacked, name=f"{path}.{name}")
     return found
 
 

@@ -1,7 +1,7 @@
 """Functions that generated code calls, beside those of torch: exact on any part of an op."""
 
 from superscaler_core.ops.attention import attention
-from superscaler_core.ops.experts import call_experts
+from superscaler_core.ops.experts import call_experts, call_listed
 from superscaler_core.ops.image import avg_pool, conv, max_pool
 from superscaler_core.ops.join import join
 from superscaler_core.ops.lookup import embedding, embedding_bag
@@ -25,6 +25,7 @@ __all__ = [
     "batch_norm",
     "binomial",
     "call_experts",
+    "call_listed",
     "call_module",
     "conv",
     "count_labels",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from superscaler_core.ops.modules import ModuleCall, module_call
+from superscaler_core.ops.stacked_experts import StackedExperts
 
 
 def call_experts(
@@ -69,6 +70,67 @@ def _chosen(ids: Tensor, first: int, num_here: int, num_experts: int) -> tuple[T
         is_here |= ids >= num_experts
     tokens, choices = is_here.nonzero(as_tuple=True)
     return tokens, choices
+
+
+def call_listed(
+    key: str,
+    tensors: Sequence[Tensor],
+    shapes: Sequence[Sequence[int]],
+    *,
+    first: int,
+    num_here: int,
+    num_experts: int,
+) -> Tensor | tuple[Tensor, ...]:
+    """Run a module around ``StackedExperts``, with those that are here.
+
+    What the module adds to its experts, such as a shared expert, counts in the first part alone.
+
+    Args:
+        key, tensors, shapes: as for ``call_module``; stacked tensors begin with expert ``first``.
+        first, num_here, num_experts: as in ``call_experts``.
+
+    Returns:
+        Its results, whose parts add up.
+    """
+    call = module_call(key)
+    if any(x.is_meta for x in tensors):
+        call = replace(call, kept_bytes=call.kept_bytes * num_here / num_experts)
+        found = call(tensors, shapes)
+    elif num_here == num_experts:
+        found = call(tensors, shapes)
+    else:
+        found = listed_from(call, first)(tensors, shapes)
+    if first and not tensors[0].is_meta:
+        names = stacked_names(call.skeleton)
+        start = len(tensors) - len(call.names)
+        none = [
+            x[:0] if i >= start and call.names[i - start] in names else x
+            for i, x in enumerate(tensors)
+        ]
+        pairs = zip(found, listed_from(call, num_experts)(none, shapes), strict=True)
+        found = tuple(one - other for one, other in pairs)
+    return found[0] if len(found) == 1 else found
+
+
+@lru_cache(maxsize=256)
+def listed_from(call: ModuleCall, first: int) -> ModuleCall:
+    """The call of a module whose stacked experts begin with number ``first``."""
+    memo = {id(x): x for x in (*call.skeleton.parameters(), *call.skeleton.buffers())}
+    skeleton: nn.Module = copy.deepcopy(call.skeleton, memo)
+    for module in skeleton.modules():
+        if isinstance(module, StackedExperts):
+            module.first = first
+    return replace(call, skeleton=skeleton)
+
+
+def stacked_names(module: nn.Module) -> frozenset[str]:
+    """The names of the parameters of its ``StackedExperts``."""
+    return frozenset(
+        f"{path}.{name}"
+        for path, child in module.named_children()
+        if isinstance(child, StackedExperts)
+        for name, _ in child.named_parameters()
+    )
 
 
 @lru_cache(maxsize=256)
