@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         abort,
         empty,
         empty_cache,
-        flight_record,
         redistribute,
         redistribute_many,
         restart,
@@ -51,7 +50,7 @@ _NEEDS_TORCH = frozenset(
     {
         *("CallOptions", "Pending", "Redistributor", "empty", "empty_cache"),
         *("abort", "redistribute", "redistribute_many", "restart", "tell"),
-        *("flight_record", "timeout", "told"),
+        *("timeout", "told"),
     }
 )
 
@@ -85,7 +84,6 @@ __all__ = [
     "best_ranks",
     "empty",
     "empty_cache",
-    "flight_record",
     "load_plan",
     "plan",
     "plan_many",

@@ -1,6 +1,5 @@
 """The functions that people call to move tensors on a process group."""
 
-from rvdcomm.api.flight import flight_record
 from rvdcomm.api.many import redistribute_many
 from rvdcomm.api.many_memory import ManyMemory
 from rvdcomm.api.memory import empty, empty_cache
@@ -27,7 +26,6 @@ __all__ = [
     "fault_of",
     "fault_of_mode",
     "fault_of_out",
-    "flight_record",
     "redistribute",
     "redistribute_many",
     "resolved",

@@ -16,6 +16,7 @@ from superscaler_core.front_end.dense import check_dense
 from superscaler_core.front_end.effects import check_model
 from superscaler_core.front_end.export import trace
 from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.front_end.recorded_outputs import install_recorders
 from superscaler_core.front_end.state import State
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.opaque import opaque_notes
@@ -82,6 +83,7 @@ def capture(
     check_dense("input", called.named)
     learned = tuple(tensor.requires_grad for tensor in called.tensors)
     called = called.copied(model)
+    install_recorders(model, called)
 
     def call() -> tuple[TracedProgram, Graph]:
         try:

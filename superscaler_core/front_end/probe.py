@@ -194,8 +194,13 @@ class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "differently; pass them to the model as an input, or move dropout out of it."
             )
         count = flop_registry.get(func._overloadpacket)
-        if count is None or all(prod(x.shape) <= _LARGE for x in args if isinstance(x, Tensor)):
+        is_small = all(prod(x.shape) <= _LARGE for x in args if isinstance(x, Tensor))
+        if count is None and "grouped_mm" not in func.__name__:
             result = func(*args, **kwargs)
+        elif is_small:
+            # Grouped products take no weights whose elements share memory.
+            given = pytree.tree_map_only(Tensor, Tensor.contiguous, args)
+            result = func(*given, **kwargs)
         else:
             given, named = pytree.tree_map_only(Tensor, lambda x: x.to("meta"), (args, kwargs))
             result = pytree.tree_map_only(Tensor, _zeros, func(*given, **named))

@@ -29,6 +29,10 @@ _FILLS = ("full", "zeros", "ones")
 _FILLED = {f"aten.{form.format(name)}" for name in _FILLS for form in ("{}", "{}_like", "new_{}")}
 """Calls that make a tensor of one value."""
 
+_UNSET = {"aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided",
+          "aten.new_empty_strided", "aten.empty_permuted"}  # fmt: skip
+"""Calls that make a tensor of no value."""
+
 
 def is_folded(node: Node, read: Sequence[Tensor]) -> bool:
     """Whether a call that reads these constants is computed at the capture; if not, it is an op."""
@@ -41,6 +45,10 @@ def is_folded(node: Node, read: Sequence[Tensor]) -> bool:
 
 def run_small(node: Node, args: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """The results of a call of constants; elements that repeat are computed and kept once."""
+    if node.base in _UNSET:
+        # Whatever is in the memory would be a constant, another one on every rank.
+        zero = (torch.zeros((), dtype=getattr(torch, v.dtype)) for v in node.outputs)
+        return tuple(x.expand(v.shape) for x, v in zip(zero, node.outputs, strict=True))
     if all(_num_bytes(v.shape, v.dtype) <= _SMALL for v in node.outputs):
         return node.run(args)
     if node.base in _FILLED:

@@ -1,6 +1,6 @@
 """Hugging Face: models of the library transformers, from their folders and back."""
 
-from superscaler_core.hugging_face.buffers import give_buffers
+from superscaler_core.hugging_face.buffers import give_buffers, saved_on_meta
 from superscaler_core.hugging_face.distributed_config import (
     config_of_plan,
     is_config,
@@ -15,5 +15,6 @@ __all__ = [
     "is_config",
     "plan_of_config",
     "read_weights",
+    "saved_on_meta",
     "write_folder",
 ]

@@ -34,6 +34,12 @@ def give_buffers(model: nn.Module) -> None:
                 own[name] = value
 
 
+def saved_on_meta(model: nn.Module) -> list[str]:
+    """The names of buffers on the meta device that the state dict has, such as running means."""
+    saved = model.state_dict()
+    return [name for name, value in model.named_buffers() if value.is_meta and name in saved]
+
+
 def _unset(like: Tensor) -> Tensor:
     """A tensor on the CPU of a value that no initialization gives."""
     made = torch.empty_like(like, device="cpu")

@@ -59,6 +59,10 @@ def read_weights(
     def view(tensors: Tensors) -> dict[str, StoredTensor]:
         found = as_parameters(model, tensors)
         missing.extend(n for n in tables.parameters if not _one_of(found, of_alias[n]))
+        for names in of_alias.values():
+            if len(both := [each for each in names if each in found]) > 1:
+                text = "%s has %s, which are one parameter of the model: %s is read"
+                _log.warning(text, folder, " and ".join(both), both[0])
         chosen = {n: _one_of(found, of_alias[n]) for n in tables.parameters}
         used = {name for names in of_alias.values() for name in names} | buffers.keys()
         if odd := sorted(found.keys() - used):

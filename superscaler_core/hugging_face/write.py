@@ -118,7 +118,12 @@ def write_folder(
             raise writer.fault
     with stored.agreed(what):
         if is_first:
-            _describe(root, model, files, dtype)
+            if lost := [file.name for file in files if not (root / file.name).exists()]:
+                raise rv.CheckpointError(
+                    f"the first rank does not see {', '.join(lost[:3])} in {root}, which other "
+                    "ranks wrote: give all ranks one folder, on a disk that they share."
+                )
+            _describe(root, model, files)
 
 
 def files_of(
@@ -311,13 +316,13 @@ def _rows(box: rv.Box, most: int) -> Iterator[rv.Box]:
         yield rv.Box((lo, *box.lo[1:]), (hi, *box.hi[1:]))
 
 
-def _describe(
-    root: Path, model: Any, files: Sequence[WeightFile], dtype: torch.dtype | None
-) -> None:
+def _describe(root: Path, model: Any, files: Sequence[WeightFile]) -> None:
     """Write what ``from_pretrained`` reads besides the weights."""
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
-    config.dtype = dtype or config.dtype
+    # As ``from_pretrained`` would read them: the dtype of the first fractions.
+    found = (_torch(name) for file in files for name, _ in file.tensors.values())
+    config.dtype = next((each for each in found if each.is_floating_point), config.dtype)
     config.save_pretrained(root)
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(root)

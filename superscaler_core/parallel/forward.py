@@ -16,6 +16,7 @@ from superscaler_core.parallel.batch import Batch
 from superscaler_core.parallel.batches import Batches
 from superscaler_core.parallel.programs import Programs
 from superscaler_core.parallel.returned import with_forward
+from superscaler_core.rules.calls import is_literal
 
 MAX_FORMS = 64
 """Bound on kept structures of what a model returns, by the form of the call."""
@@ -94,14 +95,22 @@ class Forward:
     def _made_form(self, call: ModelCall) -> Form:
         """What the model returns is known once it is traced."""
         seen: list[Form] = []
+        odds: list[Any] = []
 
         def forward(own: Any, self: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
             leaves, form = pytree.tree_flatten(own(self, *args, **kwargs))
+            odds.extend(x for x in leaves if not isinstance(x, Tensor) and not is_literal(x))
             seen.append(([_TENSOR if isinstance(x, Tensor) else x for x in leaves], form))
             outputs = [_computed(x) for x in leaves if isinstance(x, Tensor)]
             return {"loss": _loss(outputs or list(self.parameters())[:1])}
 
         self._programs.of_model(with_forward(self._model, forward), self._batch).captured(call)
+        if odds:
+            raise PlanError(
+                f"{type(self._model).__name__} returns a {type(odds[0]).__name__} for this call, "
+                "and a call of a parallel model returns tensors and plain values: leave out what "
+                "asks for it, such as use_cache=True."
+            )
         return seen[-1]
 
 

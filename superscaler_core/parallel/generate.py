@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import rvdcomm as rv
-from superscaler_core.errors import PlanError
+from superscaler_core.errors import CaptureError, PlanError
+from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.hugging_face.cache import (
     counting_cache,
     mask_of,
@@ -29,16 +30,36 @@ from superscaler_core.parallel.batches import Batches
 from superscaler_core.parallel.forward import Side
 from superscaler_core.parallel.programs import Programs
 from superscaler_core.parallel.returned import class_of, with_forward
+from superscaler_core.rules.calls import is_literal
 from superscaler_core.run.own_samples import OwnSamples
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.tables import Tables, box_of
 from superscaler_core.run.transport import Transport
+from superscaler_core.training.checksum import checksum
+from superscaler_core.training.same_call import digest_of
 
 STEP = 32
 """Rooms of caches are multiples of so many tokens, so that calls share programs."""
 
 CACHE, AT = "kv", "kv_at"
 """The arguments that have the cache, and the places at which new tokens are written."""
+
+REFUSED: Mapping[str, str] = {
+    "num_beams": "each text is continued by one token at a time, num_beams is 1",
+    "assistant_model": "no tokens are proposed here",
+    "prompt_lookup_num_tokens": "no tokens are proposed here",
+    "guidance_scale": "it needs a second forward; call the model for both and mix their logits",
+    "cache_implementation": "the cache lies where the plan cuts",
+    "past_key_values": "a call begins with its prompts",
+    "inputs_embeds": "give input_ids",
+    "custom_generate": "the loop is that of the library",
+    "max_time": "ranks would stop at different tokens; use max_new_tokens",
+    "output_hidden_states": "call the model on the text, model(input_ids=...)",
+    "output_attentions": "call the model on the text, model(input_ids=...)",
+}
+"""Options of ``generate`` that are refused where they are set, with what there is instead."""
+
+_UNSET = {"num_beams": 1, "guidance_scale": 1}
 
 Chosen = Callable[[Mapping[str, Any], Side], tuple[Rank, dict[str, Any]]]
 """From the arguments of a call to this rank of its program, and the program's inputs."""
@@ -61,39 +82,47 @@ class Generator:
         self._choose, self._layers = choose, self._seen_layers()
         names = [f"{CACHE} {number}" for number in range(2 * len(self._layers))]
         made = programs.of_model(
-            self._with_cache(names), Batch(dims={AT: None}, check="never"), ("logits", *names),
+            self._with_cache(names), Batch(dims={AT: None}, check="first"), ("logits", *names),
             {name: f"{CACHE}.{number}" for number, name in enumerate(names)},
         )  # fmt: skip
-        self.side = Side(made, Batches(made, transport))
+        self.side = Side(made, SameTokens(made, transport))
 
-    def generate(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def generate(self, kwargs: Mapping[str, Any]) -> Any:
         """What ``generate`` of transformers returns; the same on all ranks.
 
         Raises:
             PlanError: it asks for what needs another cache.
         """
-        ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
-        if not isinstance(ids, Tensor):
+        ids = kwargs.get("input_ids", kwargs.get("inputs"))
+        if not isinstance(ids, Tensor) or ids.dim() != 2:
             raise PlanError("generate takes input_ids [batch, tokens] of the prompts.")
         config, _ = self._shell(0)._prepare_generation_config(
             kwargs.get("generation_config"), **_options(kwargs)
         )
-        if (config.num_beams or 1) > 1 or config.prompt_lookup_num_tokens:
-            raise PlanError(
-                "generate samples or takes the most likely token here: num_beams is 1, and no "
-                "tokens are proposed."
-            )
+        for name, instead in REFUSED.items():
+            value = kwargs.get(name, getattr(config, name, None))
+            if value is not None and value is not False and value != _UNSET.get(name):
+                said = repr(value) if is_literal(value) else type(value).__name__
+                raise PlanError(f"generate does not take {name}={said}: {instead}.")
         length = ids.shape[1]
         most = config.max_new_tokens or max((config.max_length or 20) - length, 1)
         room = -(-(length + most) // STEP) * STEP
         self._check_window(room)
-        given = {**kwargs, "past_key_values": counting_cache(room), "use_cache": True}
-        return self._shell(room).generate(*args, **given)
+        given = {**kwargs, "past_key_values": counting_cache(room)}
+        if (own := kwargs.get("generation_config")) is None:
+            given["use_cache"] = True
+        else:
+            given["generation_config"] = copy.deepcopy(own)
+            given["generation_config"].use_cache = True
+        return self._shell(room).generate(**given)
 
     def _check_window(self, room: int) -> None:
         text = self._model.config.get_text_config(decoder=True)  # type: ignore[union-attr, operator]
         window = getattr(text, "sliding_window", None)
-        if window and getattr(text, "use_sliding_window", True) and room > window:
+        if not getattr(text, "use_sliding_window", True):
+            window = None
+        window = window or getattr(text, "attention_chunk_size", None)
+        if window and room > window:
             raise PlanError(
                 f"generate attends to all {room} tokens of prompt and text here, and the model to "
                 f"the last {window}: make the prompt or max_new_tokens shorter."
@@ -138,7 +167,13 @@ class Generator:
             # Of one element in memory: this rank reads its boxes instead.
             CACHE: [torch.zeros((), dtype=dtype).expand(shape) for shape in shapes],
         }  # fmt: skip
-        rank, batch = self._choose(call, self.side)
+        try:
+            rank, batch = self._choose(call, self.side)
+        except CaptureError as error:
+            raise PlanError(
+                f"generate cannot run {type(self._model).__name__}, which has to take a mask "
+                f"[batch, 1, tokens, room] and a cache: {error}"
+            ) from error
         for result, name in rank.tables.carried.items():
             batch[name] = cache.get(result) or _zeros(rank.tables, name, dtype)
             _check_read(rank.tables, name, batch[name])
@@ -153,9 +188,13 @@ class Generator:
     def _seen_layers(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of one token, without values, layer after layer."""
         model, seen = self._model, dict[int, tuple[Tensor, Tensor]]()
-        if not hasattr(class_of(model), "generate"):
-            raise PlanError(f"{type(model).__name__} has no generate: it is no model of text.")
-        config: Any = model.config
+        config: Any = getattr(model, "config", None)
+        is_text = hasattr(class_of(model), "generate")
+        if not is_text or getattr(config, "is_encoder_decoder", False):
+            what = "has an encoder" if is_text else "has no generate"
+            raise PlanError(
+                f"{type(model).__name__} {what}: generate is for causal models of text."
+            )
         num = config.get_text_config(decoder=True).num_hidden_layers
 
         def forward(own: Any, self: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -190,6 +229,20 @@ class Generator:
         )
 
 
+class SameTokens(Batches):
+    """Batches of which all tokens, masks and positions are compared in every call.
+
+    A rank whose text ended by a rule of its own, or that got other prompts, is then told so.
+    """
+
+    def is_due(self, call: ModelCall) -> bool:
+        return False
+
+    def form(self, call: ModelCall) -> int:
+        tokens = (checksum(x) for x in call.tensors if not x.is_floating_point())
+        return digest_of(str([super().form(call), *tokens]))
+
+
 def _zeros(tables: Tables, name: str, dtype: torch.dtype) -> OwnSamples:
     """An empty cache: the box of an input that this rank's program reads."""
     boxes = [box_of(box) for given, box in tables.boxes.values() if given == name]
@@ -214,6 +267,13 @@ def _check_read(tables: Tables, name: str, held: OwnSamples) -> None:
                 f"generate: a program for one token reads {text} of {name}, and that for the "
                 f"prompt has left {rv.Box(lo, hi)} here: use a plan that does not cut the sequence."
             )
+
+
+def by_name(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of ``generate`` by name."""
+    generate: Any = getattr(class_of(model), "generate", None)
+    names = [] if generate is None else list(inspect.signature(generate).parameters)[1:]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def is_random(model: nn.Module, kwargs: Mapping[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.batch import Batch as BatchForm
 from superscaler_core.parallel.batches import agreed_example, batches_of
 from superscaler_core.parallel.forward import Forward, Side
-from superscaler_core.parallel.generate import Generator, is_random, random_state
+from superscaler_core.parallel.generate import Generator, by_name, is_random, random_state
 from superscaler_core.parallel.habits import Results
 from superscaler_core.parallel.learned_inputs import learned
 from superscaler_core.parallel.meter import Facts, Meter
@@ -236,7 +236,8 @@ class Parallel(WithWeights):
             PlanError: the model has no ``generate``, or beams are searched.
             ValueError: tokens are sampled, and ranks' random generators differ.
         """
-        with self.trainer.calls.users.inside("generate", args, kwargs):
+        kwargs = by_name(self._programs.model, args, kwargs)
+        with self.trainer.calls.users.inside("generate", (), kwargs):
             with self.trainer.calls.prepared("generate") as request:
                 if is_random(self._programs.model, kwargs):
                     state = random_state(self._first.device)
@@ -244,7 +245,7 @@ class Parallel(WithWeights):
             if self._generator is None:
                 device, transport = self._first.device, self._transport
                 self._generator = Generator(self._programs, transport, device, self._with_inputs)
-            return self._generator.generate(args, kwargs)
+            return self._generator.generate(kwargs)
 
     def _with_inputs(self, call: Mapping[str, Any], side: Side) -> tuple[Rank, dict[str, Any]]:
         _, rank, batch = self._chosen("generate", (), call, side=side)

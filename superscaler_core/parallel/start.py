@@ -14,7 +14,7 @@ from torch import nn
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
-from superscaler_core.hugging_face import give_buffers, is_config, plan_of_config
+from superscaler_core.hugging_face import give_buffers, is_config, plan_of_config, saved_on_meta
 from superscaler_core.levels import levels_of
 from superscaler_core.parallel.automatic import AutoOptions, is_auto, pasted, searched
 from superscaler_core.parallel.batch import Batch
@@ -105,15 +105,22 @@ def parallelize(
         warnings.warn("parallelize(knobs=...) is options=... now.", FutureWarning, stacklevel=2)
         options = {**knobs, **(options or {})}
     where = torch.device(device) if device is not None else _device_of(model)
+    kept: list[str] = []
     world = join_world(where, group)
     transport = DistTransport(world.rank, world.group, topology)
     if weights is not None:
+        kept = saved_on_meta(model)
         give_buffers(model)
     said, buffers = batch or Batch(), dict(model.named_buffers())
     calls = SameCall(tuple(range(world.num_ranks)), transport)
     with calls.prepared("parallelize") as request:
         if not isinstance(said, Batch):
             raise PlanError(f'batch takes an ss.Batch, such as Batch(kind="local"), not {batch!r}.')
+        if kept:
+            raise PlanError(
+                f"weights={str(weights)!r}: buffers of the state dict are on the meta device, such "
+                f"as {kept[0]}, and the forward reads them: make this model on the CPU."
+            )
         precision, levels = Precision(dtype), levels_of(topology)
         example = ModelCall.of(model, args, kwargs)
         loss: WholeLoss | None = None

@@ -28,6 +28,11 @@ def expert_parallel(plan: Plan, *, ep: int = 0) -> None:
     """
     experts, dims = plan.blocks.experts, plan.blocks.expert_dims
     num, num_experts = len(plan.devices), gcd(*(n for d in dims for n in plan.dims.sizes(d)))
+    if not ep and num > 1 and gcd(num, num_experts) == 1:
+        raise PlanError(
+            f"{num_experts} experts cannot be dealt out evenly to {num} devices: use "
+            "zero3:experts=true, which cuts them unevenly, or another number of devices."
+        )
     ep = ep or gcd(num, num_experts)
     if num % ep or num_experts % ep:
         raise PlanError(

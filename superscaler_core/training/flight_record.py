@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-import rvdcomm as rv
 from rvdcomm.whole_file import write_whole
+from superscaler_core.training.torch_record import recorded_by_torch
 
 if TYPE_CHECKING:
     from superscaler_core.training.user_calls import UserCall, UserCalls
@@ -69,7 +69,7 @@ def dump_flight_record(folder: str | Path) -> Path:
         OSError: the file cannot be written.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
-    record = rv.flight_record()
+    record = recorded_by_torch()
     ours = [(f"superscaler_core:{_NUMBERS[users]}", users) for users in _RECORDED if users.calls]
     ours.sort(key=lambda pair: _NUMBERS[pair[1]])
     for name, users in ours:

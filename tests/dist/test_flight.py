@@ -1,4 +1,4 @@
-"""``rv.flight_record`` and notes: what ranks leave for each other and for torch's analysis."""
+"""Flight records and notes: what ranks leave for each other and for torch's analysis."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import rvdcomm as rv
+from superscaler_core.training import recorded_by_torch
 from tests.dist.on_ranks import on_ranks
 
 pytestmark = pytest.mark.dist
@@ -27,7 +28,7 @@ def test_a_flight_record_has_the_ranks_of_all_groups_of_its_entries(rank: int) -
     with pytest.MonkeyPatch.context() as patch:
         dumped = as_of_gloo([both.group_name, own.group_name, "gone"])
         patch.setattr(torch._C._distributed_c10d, "_dump_fr_trace", lambda: dumped)
-        found = rv.flight_record()
+        found = recorded_by_torch()
     ranks = {each["process_group"][0]: found["pg_config"][each["process_group"][0]]["ranks"]
              for each in found["entries"]}  # fmt: skip
     assert ranks == {both.group_name: "[0, 1]", own.group_name: str([rank])}

@@ -113,3 +113,28 @@ def test_balancing_loss_under_microbatches_is_noted(caplog):
         model = ss.parallelize(MixtralForCausalLM(config), kwargs=batch, plan=plan, options=options)
     assert "capacity and balancing loss are those of each microbatch" in caplog.text
     assert model.step(**batch).isfinite()
+
+
+def test_mixture_in_bfloat16_with_grouped_products_and_recorded_scores_trains():
+    config = MixtralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
+        output_router_logits=True, use_cache=False,
+    )  # fmt: skip
+    model = MixtralForCausalLM(config).bfloat16()
+    tokens = torch.arange(32).view(4, 8)
+    batch = {"input_ids": tokens, "labels": tokens}
+    found = ss.parallelize(model, kwargs=batch).step(**batch)
+    torch.testing.assert_close(found, model(**batch).loss.detach(), rtol=2e-2, atol=0)
+
+
+def test_memory_that_was_never_set_is_no_constant():
+    class Joined(nn.Module):
+        def forward(self, x):
+            whole = x.new_empty(2, 4)
+            whole[:, :2], whole[:, 2:] = 1.0, 2.0
+            return (whole * x).square().mean() + x.new_empty(1).numel()
+
+    graphs = [ss.capture(Joined(), (torch.ones(2, 4, requires_grad=True),)) for _ in range(2)]
+    one, other = ({n: v.tolist() for n, v in g.constants.items()} for g in graphs)
+    assert one == other

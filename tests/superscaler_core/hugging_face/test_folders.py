@@ -185,6 +185,29 @@ def test_save_that_cannot_write_fails_on_all_ranks_and_leaves_no_weights(tmp_pat
     assert not list(Path(tmp_path / "out").glob("*.safetensors*"))
 
 
+def test_ranks_that_write_to_other_folders_are_told_so(tmp_path):
+    def work(parallel):
+        parallel.save_pretrained(tmp_path / str(parallel.trainer.rank), max_shard_bytes=1 << 14)
+
+    with pytest.raises(rv.CheckpointError, match="on a disk that they share"):
+        on_threads(seeded(CONFIGS["Llama"]), batch(), 2, work, plan="zero3")
+
+
+def test_configuration_has_the_dtype_of_the_files(tmp_path):
+    model = seeded(CONFIGS["Llama"])
+    model.config.dtype = torch.bfloat16
+    on_threads(model, batch(), 1, lambda p: p.save_pretrained(tmp_path / "out"))
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.float32
+    model.config.dtype = torch.float32
+
+
+def test_two_names_of_one_parameter_are_told(tmp_path, caplog):
+    untied = seeded(CONFIGS["Llama"])
+    untied.save_pretrained(tmp_path / "in")
+    on_threads(on_meta(CONFIGS["tied Llama"]), batch(), 1, lambda p: None, weights=tmp_path / "in")
+    assert "which are one parameter of the model" in caplog.text
+
+
 def test_files_hold_every_tensor_once_and_are_dealt_out_to_ranks():
     tensors = {f"t{n}": ("float32", (1 << 18, n + 1)) for n in range(7)}
     files = files_of(tensors, range(3), 5 << 20)

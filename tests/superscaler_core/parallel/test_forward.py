@@ -148,3 +148,21 @@ def test_call_that_returns_no_tensor_is_refused():
         on_threads(
             Says(), {"x": X, "targets": TARGETS}, 2, lambda parallel: parallel(X), plan="zero3"
         )
+
+
+def test_recorded_outputs_and_caches_of_transformers():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=2, vocab_size=32,
+                         num_attention_heads=2, num_key_value_heads=2)  # fmt: skip
+    model, ids = LlamaForCausalLM(config).eval(), torch.arange(16).view(2, 8)
+
+    def work(parallel: ss.Parallel) -> Any:
+        with pytest.raises(ss.PlanError, match="returns a DynamicCache for this call"):
+            parallel(input_ids=ids, use_cache=True)
+        return parallel(input_ids=ids, output_hidden_states=True).hidden_states
+
+    found = on_threads(model, {"input_ids": ids, "labels": ids}, 2, work)[0]
+    expected = model(input_ids=ids, output_hidden_states=True).hidden_states
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other.detach())

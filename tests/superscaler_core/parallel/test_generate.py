@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
+    GenerationConfig,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
@@ -144,10 +146,39 @@ def test_text_follows_what_steps_have_trained():
     assert not torch.equal(expected, found[0])
 
 
+def test_options_may_be_a_configuration_by_position():
+    model, ids = seeded(CONFIGS["Llama"]), prompts()["input_ids"]
+    config = GenerationConfig(max_new_tokens=40, eos_token_id=2, pad_token_id=0)
+    found = on_threads(model, batch(), 1, lambda p: p.generate(ids, config))
+    assert torch.equal(found[0], model.generate(ids, config))
+
+
+def test_other_prompts_on_a_rank_are_refused_on_all():
+    ids = prompts()["input_ids"]
+
+    def work(parallel: ss.Parallel) -> str:
+        own = ids if parallel.trainer.rank else ids.flip(0)
+        with pytest.raises(ValueError, match="'input_ids' has other values on rank 1") as caught:
+            parallel.generate(input_ids=own, max_new_tokens=3, do_sample=False)
+        return str(caught.value)
+
+    found = on_threads(seeded(CONFIGS["Llama"]), batch(), 2, work)
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("config", "options", "match"),
     [
         (CONFIGS["Llama"], {"num_beams": 2}, "num_beams is 1"),
+        (CONFIGS["Llama"], {"max_time": 1.0}, "max_time=1.0: ranks would stop at different"),
+        (CONFIGS["Llama"], {"output_hidden_states": True}, "output_hidden_states=True: call the"),
+        (CONFIGS["Llama"], {"assistant_model": torch.nn.Linear(1, 1)}, "assistant_model=Linear"),
+        (CONFIGS["Llama"], {"guidance_scale": 1.5}, "guidance_scale=1.5"),
+        (
+            BloomConfig(hidden_size=32, n_layer=1, n_head=4, **_SMALL),
+            {},
+            "cannot run BloomForCausal",
+        ),
         (MistralConfig(sliding_window=16, **_LLAMA), {"max_new_tokens": 30}, "to the last 16"),
     ],
 )

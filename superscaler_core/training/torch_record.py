@@ -1,4 +1,4 @@
-"""Flight: torch's record of the collectives of this process, in a form that its analysis reads."""
+"""Torch record: what torch recorded of this process, in a form that its analysis reads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _DUMPS = ("_dump_fr_trace", "_dump_nccl_trace")
 """torch's functions: of gloo and others, and of NCCL."""
 
 
-def flight_record() -> dict[str, Any]:
+def recorded_by_torch() -> dict[str, Any]:
     """What torch's flight recorder knows of this process, with the ranks of all groups.
 
     torch records collectives if ``TORCH_FR_BUFFER_SIZE`` was above 0 when a group was made. Of gloo
     it records no messages between two ranks, and leaves out which ranks a group has; without these
     its analysis (``torchfrtrace``) fails, so they are added here.
 
-    >>> # record = rv.flight_record()
+    >>> # record = recorded_by_torch()
     >>> # record["entries"][-1]["profiling_name"]
     >>> # 'gloo:all_reduce'
 
