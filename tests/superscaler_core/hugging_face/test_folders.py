@@ -186,8 +186,12 @@ def test_save_that_cannot_write_fails_on_all_ranks_and_leaves_no_weights(tmp_pat
 
 
 def test_ranks_that_write_to_other_folders_are_told_so(tmp_path):
+    folders = [tmp_path / "0", tmp_path / "1"]
+    for folder in folders:
+        folder.mkdir()
+
     def work(parallel):
-        parallel.save_pretrained(tmp_path / str(parallel.trainer.rank), max_shard_bytes=1 << 14)
+        parallel.save_pretrained(folders[parallel.trainer.rank], max_shard_bytes=1 << 14)
 
     with pytest.raises(rv.CheckpointError, match="on a disk that they share"):
         on_threads(seeded(CONFIGS["Llama"]), batch(), 2, work, plan="zero3")
