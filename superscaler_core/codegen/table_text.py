@@ -66,7 +66,7 @@ def tables_of(made: Materialized, device: Device) -> Tables:
         states={t.name: _sub_transfers(found, device) for t, found in made.states.items()},
         extra={name: text for name, text in _extra(graph) if isinstance(text, str)},
         arguments=dict(graph.arguments),
-        carried={name: given.name for name, given in graph.carried.items()},
+        carried={name: given.name if given else "" for name, given in graph.carried.items()},
         microbatches_per_update=None if schedule is None else schedule.microbatches_per_update,
         delays={name: made.delays[name] for name in names if name in made.delays},
         one_version=made.has_one_version,

@@ -197,8 +197,9 @@ class Graph:
         arguments: arguments of the model that have the name of a weight, each with its input.
         samples: the dim of inputs that has the samples, by name, where it is not dim 0; None for an
             input that belongs to all samples.
-        carried: results that are an input of the next step, each with that input: every device
-            keeps what it will read of it.
+        carried: results of which every device keeps a box: those that are an input of the next
+            step, each with that input, of which the device will read the box; and those that stay
+            where they are made, with None.
         totals: inputs that are not given, but found from the whole batch before a step; each may
             read those before it.
     """
@@ -228,7 +229,7 @@ class Graph:
     arguments: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, int | None] = field(default_factory=dict)
     totals: tuple[Total, ...] = ()
-    carried: Mapping[str, PTensor] = field(default_factory=dict)
+    carried: Mapping[str, PTensor | None] = field(default_factory=dict)
 
     def samples_dim(self, given: PTensor) -> int | None:
         """The dim of an input that has the samples; None if none has."""

@@ -279,9 +279,17 @@ def _results(plan: Plan, stage_of: Mapping[int, int]) -> Iterator[tuple[PTensor,
         stage = stage_of[plan.graph.producer[tensor].index]
         for name in names:
             end = Sharding.everyone(plan.devices, tensor.shape)
-            if given := plan.graph.carried.get(name):
-                end = _read_of(plan, given)
+            if name in plan.graph.carried:
+                given = plan.graph.carried[name]
+                end = _made_at(plan, tensor) if given is None else _read_of(plan, given)
             yield tensor, (stage, end, (), None, None, name)
+
+
+def _made_at(plan: Plan, tensor: PTensor) -> Sharding:
+    """The end at which each device holds, summed, the box that it computes some of."""
+    op = plan.graph.producer[tensor]
+    made = output_sharding(plan, op, op.outputs.index(tensor))
+    return Sharding.of((device, shard.box, ()) for device, shard in made.shards.items())
 
 
 def _read_of(plan: Plan, given: PTensor) -> Sharding:

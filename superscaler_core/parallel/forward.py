@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+import rvdcomm as rv
+from superscaler_core.compiled import Compiled
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.known import Known
@@ -17,6 +20,7 @@ from superscaler_core.parallel.batches import Batches
 from superscaler_core.parallel.programs import Programs
 from superscaler_core.parallel.returned import with_forward
 from superscaler_core.rules.calls import is_literal
+from superscaler_core.run.own_samples import OwnSamples
 
 MAX_FORMS = 64
 """Bound on kept structures of what a model returns, by the form of the call."""
@@ -33,6 +37,38 @@ class Side(NamedTuple):
 
     programs: Programs
     batches: Batches
+
+
+@dataclass(frozen=True, eq=False)
+class OutputShard:
+    """What one rank has of an output.
+
+    Attributes:
+        pieces: tensors, one for each microbatch, each with its box in the output of the whole batch.
+    """
+
+    pieces: tuple[tuple[rv.Box, Tensor], ...]
+
+    @classmethod
+    def of(cls, held: OwnSamples, size: int | None) -> OutputShard:
+        """The shard of an output.
+
+        Args:
+            held: its microbatches.
+            size: samples of one microbatch; None if the output has none, and is their mean.
+        """
+        at, num = held.dim, held.tensor.shape[held.dim]
+        lo, hi = (ends[:at] + ends[at + 1 :] for ends in (held.box.lo, held.box.hi))
+        if size is None:
+            return cls(((rv.Box(lo, hi), held.tensor.mean(at) if num > 1 else held.tensor[0]),))
+        ends = ((_moved(lo, at, mb * size), _moved(hi, at, mb * size)) for mb in range(num))
+        return cls(
+            tuple((rv.Box(*each), held.tensor.select(at, mb)) for mb, each in enumerate(ends))
+        )
+
+
+def _moved(end: tuple[int, ...], dim: int, by: int) -> tuple[int, ...]:
+    return (*end[:dim], end[dim] + by, *end[dim + 1 :])
 
 
 class Forward:
@@ -53,14 +89,18 @@ class Forward:
         self._programs, self._batch, self._batches_of = programs, batch, batches_of
         self._model = _returning(programs.model)
         self._forms: Known[Hashable, Form] = Known(MAX_FORMS)
-        self._sides: dict[int, Side] = {}
+        self._sides: dict[tuple[int, bool], Side] = {}
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ModelCall:
         """A call of the model, as in ``ModelCall.of``."""
         return ModelCall.of(self._model, args, kwargs)
 
-    def side(self, call: ModelCall) -> Side:
+    def side(self, call: ModelCall, *, is_cut: bool = False) -> Side:
         """The programs for what the model returns for a call.
+
+        Args:
+            call: the call.
+            is_cut: whether outputs stay where they are made, instead of being whole on all ranks.
 
         Raises:
             PlanError: it returns no tensor.
@@ -68,22 +108,34 @@ class Forward:
         num = len(self._names(call))
         if not num:
             raise PlanError(f"{type(self._model).__name__} returns no tensor for this call.")
-        if num not in self._sides:
-            programs = self._programs.of_model(self._model, self._batch, _names(num))
-            self._sides[num] = Side(programs, self._batches_of(programs))
-        return self._sides[num]
+        key = num, is_cut
+        if key not in self._sides:
+            names = _names(num)
+            carried = dict.fromkeys(names, "") if is_cut else {}
+            programs = self._programs.of_model(self._model, self._batch, names, carried)
+            self._sides[key] = Side(programs, self._batches_of(programs))
+        return self._sides[key]
 
     @property
     def sides(self) -> list[Side]:
         """The programs so far."""
         return list(self._sides.values())
 
-    def returned(self, call: ModelCall, results: Mapping[str, Tensor]) -> Any:
+    def returned(self, call: ModelCall, results: Mapping[str, Any]) -> Any:
         """What the model returns for a call, with the results of its program as tensors."""
         leaves, form = self._form(call)
-        tensors = iter(results[name] for name in self._names(call))
+        tensors = iter(results.get(name) for name in self._names(call))
         filled = [next(tensors) if leaf is _TENSOR else leaf for leaf in leaves]
         return pytree.tree_unflatten(filled, form)
+
+    def shards(self, call: ModelCall, compiled: Compiled, carried: Mapping[str, OwnSamples]) -> Any:
+        """What the model returns for a call, with this rank's shards in place of tensors."""
+        plan = compiled.plan
+        dims = {name: plan.dims.samples_dim(t) for name, t in plan.graph.results.items()}
+        shapes = {name: t.shape for name, t in plan.graph.results.items()}
+        sizes = {n: None if dim is None else shapes[n][dim] for n, dim in dims.items()}
+        found = {name: OutputShard.of(held, sizes[name]) for name, held in carried.items()}
+        return self.returned(call, found)
 
     def _names(self, call: ModelCall) -> tuple[str, ...]:
         leaves, _ = self._form(call)

@@ -219,6 +219,31 @@ class Parallel(WithWeights):
 
     forward = __call__
 
+    def shards(self, *args: Any, **kwargs: Any) -> Any:
+        """As a call, with what this rank computes of each tensor in place of the whole.
+
+        Args:
+            args, kwargs: as in a call; every rank passes the whole batch.
+
+        Returns:
+            What the model returns, with an ``OutputShard`` for each tensor, or None where this rank
+            has nothing of it, as the first stages of a pipeline.
+
+        Raises:
+            PlanError: ranks pass samples of their own, whose outputs a call returns.
+        """
+        if self._batches.is_local:
+            raise PlanError(
+                'with Batch(kind="local") a call returns the outputs of the rank\'s own samples: '
+                "call the model."
+            )
+        call = self._forward.call(args, kwargs)
+        side = self._forward.side(call, is_cut=True)
+        with self.trainer.calls.users.inside("shards", args, kwargs):
+            compiled, rank, batch = self._chosen("shards", args, kwargs, side=side)
+            rank.step(batch)
+        return self._forward.shards(call, compiled, rank.carried)
+
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Text of a causal model of transformers, by its own ``generate``; the same on all ranks.
 

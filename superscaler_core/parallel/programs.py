@@ -120,7 +120,8 @@ class Programs:
             model: the other model.
             batch: where the samples of its inputs are.
             results: what evaluation keeps beside the loss, as in ``capture``.
-            carried: results that are an input of the next call, each with the input's name.
+            carried: results that stay in boxes, each with the name of the input that it is in the
+                next call, or "".
         """
         made = copy.copy(self)
         made._carried = carried or {}
@@ -336,7 +337,7 @@ class Programs:
         # Evaluation is in one mode, whatever that of the model is.
         self._watched = reads.watched({*changing, *(["training"] if trained is None else [])})
         given = dict(zip(inputs.names, graph.batch_inputs, strict=True))
-        carried = {name: given[of] for name, of in self._carried.items()}
+        carried = {name: given[of] if of else None for name, of in self._carried.items()}
         return replace(graph, samples=_samples(graph, inputs), carried=carried)
 
     @property

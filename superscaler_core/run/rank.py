@@ -142,7 +142,7 @@ class Rank(RankCalls):
         return found
 
     def _carried(self) -> dict[str, OwnSamples]:
-        """What this rank keeps of results that are an input of the next step, by result."""
+        """What this rank keeps of results that no rank has whole, by result."""
         found = {}
         for edge, (name, dim) in self.tables.results.items():
             if name not in self.tables.carried or edge not in self.tables.edges:

@@ -182,8 +182,8 @@ class Tables:
     trained parameter on this rank (``Schedule.delays``), and ``one_version`` tells whether
     backwards read the newest weights. ``extra`` has what modules add to a state dict, as texts of
     plain values. ``boxes`` has the boxes of inputs that segments read, each with the input's name.
-    ``carried`` has the results that are an input of the next step, of which this rank keeps a box,
-    each with the input's name.
+    ``carried`` has the results of which this rank keeps a box, each with the name of the input that
+    it is in the next step, or "".
     ``order`` has the names of the parameters in the order of the model. ``arguments`` has the
     arguments of the model whose input has another name, because a weight has theirs.
     """

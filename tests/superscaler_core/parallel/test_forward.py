@@ -166,3 +166,28 @@ def test_recorded_outputs_and_caches_of_transformers():
     expected = model(input_ids=ids, output_hidden_states=True).hidden_states
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other.detach())
+
+
+@pytest.mark.parametrize(
+    ("plan", "num"),
+    [("data_parallel", 2), ("megatron", 2), ("hybrid:tp=2,pp=2,microbatches=2", 4)],
+)
+def test_shards_of_all_ranks_are_the_outputs(plan, num):
+    model = net().eval()
+    with torch.no_grad():
+        expected = model(X)
+
+    def work(parallel: ss.Parallel) -> Several:
+        return parallel.shards(X)
+
+    found = on_threads(model, {"x": X, "targets": TARGETS}, num, work, plan=plan)
+    made, seen = torch.zeros_like(expected.scores), torch.zeros_like(expected.scores)
+    for shards in found.values():
+        for box, piece in () if shards.scores is None else shards.scores.pieces:
+            at = tuple(slice(lo, hi) for lo, hi in zip(box.lo, box.hi, strict=True))
+            made[at], seen[at] = piece, 1.0
+    torch.testing.assert_close(made, expected.scores, rtol=1e-5, atol=1e-6)
+    assert seen.all()
+    if plan == "data_parallel":
+        assert [shards.scores.pieces[0][1].shape[0] for shards in found.values()] == [4, 4]
+    assert found[num - 1].extra["name"] == "net"
