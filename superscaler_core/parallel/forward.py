@@ -44,7 +44,7 @@ class OutputShard:
     """What one rank has of an output.
 
     Attributes:
-        pieces: tensors, one for each microbatch, each with its box in the output of the whole batch.
+        pieces: a tensor for each microbatch, with its box in the output of the whole batch.
     """
 
     pieces: tuple[tuple[rv.Box, Tensor], ...]
