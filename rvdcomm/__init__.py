@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         abort,
         empty,
         empty_cache,
+        known_groups,
         redistribute,
         redistribute_many,
         restart,
@@ -50,7 +51,7 @@ _NEEDS_TORCH = frozenset(
     {
         *("CallOptions", "Pending", "Redistributor", "empty", "empty_cache"),
         *("abort", "redistribute", "redistribute_many", "restart", "tell"),
-        *("timeout", "told"),
+        *("known_groups", "timeout", "told"),
     }
 )
 
@@ -84,6 +85,7 @@ __all__ = [
     "best_ranks",
     "empty",
     "empty_cache",
+    "known_groups",
     "load_plan",
     "plan",
     "plan_many",

@@ -7,6 +7,7 @@ from rvdcomm.api.notes import tell, told
 from rvdcomm.api.one import redistribute
 from rvdcomm.api.options import CallOptions
 from rvdcomm.api.pending import Pending, drain
+from rvdcomm.api.process_groups import known_groups
 from rvdcomm.api.recovery import abort, restart
 from rvdcomm.api.redistributor import Redistributor
 from rvdcomm.api.tensors import fault_of, fault_of_mode, fault_of_out, resolved
@@ -26,6 +27,7 @@ __all__ = [
     "fault_of",
     "fault_of_mode",
     "fault_of_out",
+    "known_groups",
     "redistribute",
     "redistribute_many",
     "resolved",

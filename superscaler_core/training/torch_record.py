@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
+
+import rvdcomm as rv
 
 SCHEMA = "2.10"
 """The version of the schema if torch has no record."""
@@ -41,7 +41,7 @@ def recorded_by_torch() -> dict[str, Any]:
             "pg_config": {**found["pg_config"], **part.get("pg_config", {})},
             "entries": [*found["entries"], *part.get("entries", [])],
         }
-    groups = {**_named(found["pg_config"]), **dict(_groups())}
+    groups = {**_named(found["pg_config"]), **_groups()}
     entries = found["entries"]
     return {
         **found,
@@ -56,12 +56,9 @@ def _named(config: dict[str, Any]) -> dict[str, Any]:
     return {name: group for name, group in config.items() if name}
 
 
-def _groups() -> Iterator[tuple[str, dict[str, str]]]:
+def _groups() -> dict[str, dict[str, str]]:
     """The groups of this process, as the schema has them, by their names."""
-    if not dist.is_initialized():
-        return
-    known = dist.distributed_c10d._world
-    # Groups that this process is no member of have ranks, and no name.
-    for group, name in known.pg_names.items():
-        ranks = known.pg_group_ranks[group]
-        yield name, {"name": name, "desc": group.group_desc, "ranks": str(sorted(ranks))}
+    return {
+        name: {"name": name, "desc": group.desc, "ranks": str(list(group.ranks))}
+        for name, group in rv.known_groups().items()
+    }
