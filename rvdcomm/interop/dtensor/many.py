@@ -70,7 +70,7 @@ def redistribute_many(
         if options.get("async_op"):
             raise LayoutError(
                 "async_op=True is for rvdcomm.redistribute_many, with layout_of_dtensor and "
-                "to_local() of each tensor."
+                "tolocal_tensor() of each tensor."
             )
         sources = _sources(tensors, src or {}, numbering)
         own = {"src": sources, "dst": _targets(sources, dst, numbering)}
@@ -80,7 +80,9 @@ def redistribute_many(
     posts = compare_requests(world, everybody, {}, WHAT, fault=fault, **own)
     before, after = (_merged(posts, side) for side in ("src", "dst"))
     _check_names(before, after)
-    locals_ = {name: _local(t) for name, t in tensors.items() if name in before and _is_here(t)}
+    locals_ = {
+        name: local_tensor(t) for name, t in tensors.items() if name in before and _is_here(t)
+    }
     if not locals_ and not any(world.rank in x for x in (*before.values(), *after.values())):
         return dict.fromkeys(after)
     moved = rvdcomm.redistribute_many(locals_, before, after, group=group, **options)
@@ -126,11 +128,15 @@ def _merged(posts: Mapping[int, Mapping[str, Any]], side: str) -> dict[str, Layo
     for post in posts.values():
         for name, text in post[side].items():
             said.setdefault(name, set()).add(text)
-    return {name: _union(name, sorted(map(Layout.parse, said[name]), key=str)) for name in said}
+    return {name: union_of(name, sorted(map(Layout.parse, said[name]), key=str)) for name in said}
 
 
-def _union(name: str, layouts: list[Layout]) -> Layout:
-    """One layout of tensors that are replicas of each other, each on other ranks."""
+def union_of(name: str, layouts: Sequence[Layout]) -> Layout:
+    """One layout of tensors that are replicas of each other, each on other ranks.
+
+    Raises:
+        LayoutError: the layouts are not of replicas.
+    """
     first = layouts[0]
     ranks = [rank for layout in layouts for rank in layout.ranks]
     alike = {(layout.shape, layout.rvd.v, layout.rvd.d, layout.cuts) for layout in layouts}
@@ -154,8 +160,9 @@ def _is_here(tensor: Tensor) -> bool:
     return not isinstance(tensor, DTensor) or tensor.device_mesh.get_coordinate() is not None
 
 
-def _local(tensor: Tensor) -> Tensor:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def local_tensor(tensor: Tensor) -> Tensor:
+    """This rank's shard of a tensor, without its gradient; waits until it is there."""
+    local = tensor.tolocal_tensor() if isinstance(tensor, DTensor) else tensor
     return private.waited(local).detach()
 
 

@@ -40,13 +40,13 @@ def layout_of(
         LayoutError: the placements do not fit the mesh or the shape, or no layout can express them:
             a reduction that is not a sum, or a strided shard that leaves gaps.
     """
-    _check_sums(placements)
+    check_sums(placements)
     return sharding_of(mesh, placements, shape).renumbered(numbering).layout()
 
 
 def layout_of_dtensor(dtensor: Any, numbering: Mapping[int, int] | None = None) -> Layout:
     """The layout of a DTensor; arguments and errors of ``layout_of``."""
-    _check_sums(dtensor.placements)
+    check_sums(dtensor.placements)
     return sharding_of_dtensor(dtensor).renumbered(numbering).layout()
 
 
@@ -145,7 +145,8 @@ def is_sum(placement: Any) -> bool:
     return type(placement) is Partial and placement.reduce_op == "sum"
 
 
-def _check_sums(placements: Sequence[Placement]) -> None:
+def check_sums(placements: Sequence[Placement]) -> None:
+    """Raise a LayoutError for a placement that is partial, and whose parts are not summed."""
     for placement in placements:
         if placement.is_partial() and not is_sum(placement):
             raise LayoutError(

@@ -1,0 +1,184 @@
+"""Sender: the side of a trainer's rank. It needs no vLLM, only a client that reaches the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from threading import Thread
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+import rvdcomm as rv
+from rvdcomm import CommError, Layout, LayoutError
+from rvdcomm.interop.vllm.held import Held, held_by
+from rvdcomm.interop.vllm.joint import Joint, joint_store
+from rvdcomm.interop.vllm.meeting import end_together, meet
+from rvdcomm.interop.vllm.receiver import InitInfo
+
+
+class Client(Protocol):
+    """What drives an engine: vLLM's four methods of a weight-sync client.
+
+    A client may have ``reset_prefix_cache()`` too, which is called after every update.
+    """
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
+    def start_weight_update(self) -> None: ...
+    def update_weights(self, update_info: dict[str, Any]) -> None: ...
+    def finish_weight_update(self, weight_version: str | None = None) -> None: ...
+
+
+class Sender:
+    """Sends the weights of a trainer to the workers of vLLM engines; one object on every rank.
+
+    Construction is collective over the ranks of the trainer, and calls
+    ``client.init_weight_transfer_engine``. The engines serve their old weights until ``send``
+    has brought all of the new ones.
+
+    Args:
+        tensors: gives this rank's tensors by their names in the checkpoint that vLLM loads;
+            called for every update. DTensors, shards with an entry in ``layouts``, or whole
+            tensors (then equal on all ranks that pass them).
+        client: reaches the engine; used on rank 0 alone, other ranks may pass None.
+        rank, num_trainers: of this process among the ranks of the trainer; those of the default
+            process group if not given.
+        num_workers: ranks of all engines together: tensor × pipeline × data parallel.
+        layouts: layouts over the trainer's ranks of tensors that are no DTensors, by name.
+        host: address of rank 0, which workers can reach.
+        port: of the store that rank 0 serves; 0 is a free one, and needs a default process group.
+        secs: how long ranks wait for each other.
+        executor: as of ``rvdcomm.redistribute``.
+        proof: compare digests of all boxes after each update.
+
+    Raises:
+        LayoutError: trainers disagree about a tensor, or the engine cannot take one; on all ranks.
+        CommError: a rank did not come, or the engine refused.
+    """
+
+    def __init__(
+        self,
+        tensors: Callable[[], Mapping[str, Tensor]],
+        client: Client | None,
+        *,
+        num_workers: int,
+        rank: int | None = None,
+        num_trainers: int | None = None,
+        layouts: Mapping[str, Layout | str] | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        secs: float = 120.0,
+        executor: str | None = None,
+        proof: bool = False,
+    ) -> None:
+        self.rank = dist.get_rank() if rank is None else rank
+        self.num_trainers = dist.get_world_size() if num_trainers is None else num_trainers
+        self._tensors, self._layouts, self._client = tensors, layouts or {}, client
+        self._number = 0
+        store, port = self._store(host, port, secs)
+        self._joint = Joint(
+            store, self.rank, self.num_trainers + num_workers, self.num_trainers, secs
+        )
+        info = InitInfo(
+            host, port, self.num_trainers, num_workers, secs=secs, executor=executor, proof=proof
+        )
+        calling = self._called(lambda client: client.init_weight_transfer_engine(asdict(info)))
+        try:
+            self.transfer = meet(self._joint, self._held(), None)
+        except Exception as error:
+            self._joint.give_up(error)
+            raise
+        finally:
+            if calling is not None:
+                calling.join(secs)
+        self._options = rv.CallOptions(group=self._joint.group, executor=executor)
+
+    def send(self, version: str | None = None) -> None:
+        """Update the engines to the present values; collective over the ranks of the trainer.
+
+        Raises:
+            LayoutError: a tensor is not what it was when the sender was made.
+            CommError: a rank or the engine failed. The engine serves its old weights, unless it
+                failed while it loaded the new ones, which the message says. Make a new sender then.
+        """
+        self._number += 1
+        self._as_first("begin", self._begin)
+        error: Exception | None = None
+        try:
+            tensors = self.transfer.sources(self._held(), self.rank)
+            self.transfer.move(tensors, {}, self._options)
+        except Exception as failure:
+            error = failure
+        end_together(self._joint, self._number, error)
+        self._as_first("end", lambda client: self._finish(client, version))
+
+    def close(self) -> None:
+        """Leave the engines, which go on serving."""
+        self._joint.world.fail(CommError("the trainer left"))
+
+    def _held(self) -> dict[str, Held]:
+        return held_by(self._tensors(), self._layouts, self.rank)
+
+    def _store(self, host: str, port: int, secs: float) -> tuple[Any, int]:
+        """The store of rank 0, and its port, which the default group tells the other ranks."""
+        if port == 0 and self.num_trainers > 1 and not dist.is_initialized():
+            raise LayoutError("port=0 needs a default process group; give a port.")
+        made = None
+        if self.rank == 0:
+            made = joint_store(host, port, secs, is_host=True)
+            port = made.port
+        if self.num_trainers > 1 and dist.is_initialized():
+            told = [port]
+            dist.broadcast_object_list(told, 0)
+            port = told[0]
+        return made or joint_store(host, port, secs, is_host=False), port
+
+    def _called(self, call: Callable[[Client], None]) -> Thread | None:
+        """Rank 0 calls the engine while it joins the workers that this call starts."""
+        client = self._client
+        if self.rank != 0 or client is None:
+            return None
+
+        def run() -> None:
+            try:
+                call(client)
+            except Exception as error:
+                self._joint.give_up(error)
+
+        thread = Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+    def _as_first(self, what: str, call: Callable[[Client], None]) -> None:
+        """Rank 0 calls the engine; all ranks raise if that fails."""
+        key = f"update {self._number}/{what}"
+        if self.rank != 0:
+            if said := self._joint.told(key):
+                raise CommError(said)
+            return
+        assert self._client is not None
+        try:
+            call(self._client)
+        except Exception as error:
+            text = f"the engine failed at the {what} of update {self._number}: {error}"
+            self._joint.tell(key, text)
+            raise CommError(text) from error
+        self._joint.tell(key)
+
+    def _begin(self, client: Client) -> None:
+        try:
+            client.start_weight_update()
+        except Exception:
+            # A trainer that died left its update open. vLLM ends one that fails, so this one does.
+            with suppress(Exception):
+                client.update_weights({"number": 0})
+            client.start_weight_update()
+        client.update_weights({"number": self._number})
+
+    def _finish(self, client: Client, version: str | None) -> None:
+        client.finish_weight_update(version)
+        reset = getattr(client, "reset_prefix_cache", None)
+        if reset is not None:
+            reset()
