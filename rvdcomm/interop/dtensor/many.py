@@ -80,9 +80,8 @@ def redistribute_many(
     posts = compare_requests(world, everybody, {}, WHAT, fault=fault, **own)
     before, after = (_merged(posts, side) for side in ("src", "dst"))
     _check_names(before, after)
-    locals_ = {
-        name: local_tensor(t) for name, t in tensors.items() if name in before and _is_here(t)
-    }
+    here = {name: t for name, t in tensors.items() if name in before and _is_here(t)}
+    locals_ = {name: local_tensor(tensor) for name, tensor in here.items()}
     if not locals_ and not any(world.rank in x for x in (*before.values(), *after.values())):
         return dict.fromkeys(after)
     moved = rvdcomm.redistribute_many(locals_, before, after, group=group, **options)
@@ -162,7 +161,7 @@ def _is_here(tensor: Tensor) -> bool:
 
 def local_tensor(tensor: Tensor) -> Tensor:
     """This rank's shard of a tensor, without its gradient; waits until it is there."""
-    local = tensor.tolocal_tensor() if isinstance(tensor, DTensor) else tensor
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return private.waited(local).detach()
 
 

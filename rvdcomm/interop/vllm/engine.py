@@ -10,7 +10,7 @@ import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.logger import init_logger
 
-from rvdcomm import CommError
+from rvdcomm import CommError, LayoutError
 from rvdcomm.interop.vllm import private
 from rvdcomm.interop.vllm.receiver import InitInfo, Receiver
 from rvdcomm.interop.vllm.record import Record, TensorMeta, recorded
@@ -75,7 +75,18 @@ class RvdWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def _recorded(self, metas: Mapping[str, TensorMeta]) -> Record:
         with private.without_data(self.model):
-            return recorded(self.model.load_weights, metas, self.device)
+            record = recorded(self.model.load_weights, metas, self.device)
+            needed = {name for name, _ in self.model.named_parameters()}
+        # As vLLM's own loader asks it: other loaders do not say what they fill.
+        if record.loaded is not None and self.model_config.quantization is None:
+            missing = sorted(needed - record.loaded)
+            if missing:
+                raise LayoutError(
+                    f"{len(missing)} parameters of the engine would keep their old values, because "
+                    f"no tensor of the trainer fills them: {', '.join(missing[:5])}. Pass all "
+                    "tensors of the checkpoint, with its names."
+                )
+        return record
 
     def _report(self) -> None:
         transfer = self._receiver.transfer

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from rvdcomm import CommError
 from rvdcomm.run import World
 
+c10d: Any = dist.distributed_c10d
+
 _POLL_SECS = 0.02
 
 
@@ -59,12 +61,13 @@ class Joint:
         self._meet()
         made = dist.ProcessGroup(self.store, self.rank, self.size)
         timeout = timedelta(seconds=self.secs)
-        store = dist.PrefixStore("gloo", self.store)
+        store = c10d.PrefixStore("gloo", self.store)
         gloo: Any = dist.ProcessGroupGloo(store, self.rank, self.size, timeout)
         made._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         if torch.cuda.is_available() and dist.is_nccl_available():
-            store = dist.PrefixStore("nccl", self.store)
-            nccl: Any = dist.ProcessGroupNCCL(store, self.rank, self.size)
+            store = c10d.PrefixStore("nccl", self.store)
+            options = dist.ProcessGroupNCCL.Options()
+            nccl: Any = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
             made._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
         return made
 
@@ -118,7 +121,7 @@ def joint_store(host: str, port: int, secs: float, *, is_host: bool) -> Any:
         CommError: no store answers there.
     """
     try:
-        return dist.TCPStore(
+        return c10d.TCPStore(
             host, port, is_master=is_host, wait_for_workers=False, timeout=timedelta(seconds=secs)
         )
     except dist.DistError as error:

@@ -23,7 +23,7 @@ from rvdcomm import LayoutError
 KNOWN = "0.32"
 _RELOAD = "vllm.model_executor.model_loader.reload"
 
-NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
+NAMES: dict[str, tuple[str, ...]] = {
     f"{_RELOAD}.layerwise.initialize_layerwise_reload": ("model",),
     f"{_RELOAD}.layerwise.finalize_layerwise_reload": (),
     f"{_RELOAD}.layerwise.get_layerwise_info": ("layer",),

@@ -1,4 +1,4 @@
-"""Record: where a loader puts the tensors of a checkpoint, found by loading tensors without data."""
+"""Record: where a loader puts the tensors of a checkpoint, found by loading none of their data."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ class Record:
     """What a loader does with a checkpoint: its copies by name, and why others are not recorded.
 
     ``whole`` has the tensors whose loader needs data, each with the reason. A name in neither is
-    not used by the loader, as an expert of another worker.
+    not used by the loader, as an expert of another worker. ``loaded`` has the parameters that the
+    loader says it filled; None if it says nothing.
     """
 
     copies: dict[str, list[RecordedCopy]] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)
+    loaded: set[str] | None = None
 
     def copy(self, dst: Tensor, src: CheckpointTensor) -> None:
         """Note a copy."""
@@ -65,34 +67,44 @@ class Record:
 def recorded(load: Load, metas: Mapping[str, TensorMeta], device: torch.device) -> Record:
     """Record a loader, whose parameters are without data too (on the device ``meta``).
 
-    A tensor whose loader needs data is left out, and the loader called again for those that it has
-    not taken. Such a tensor is loaded once more with zeros in its place, so that a loader which
-    cannot take it at all is found now and not in an update.
+    A tensor whose loader needs data is given as zeros, so that a loader which cannot take it at all
+    is found now and not in an update.
 
     Raises:
-        LayoutError: the loader fails for another reason; no tensor can be loaded then.
+        LayoutError: the loader fails for another reason; nothing can be loaded then.
     """
-    record = Record()
-    left = dict(metas)
+    whole: dict[str, str] = {}
+    while True:
+        record, given = Record(whole=whole), list[str]()
+        try:
+            loaded = load(_without_data(metas, device, record, given))
+        except NotRecordedError as error:
+            whole[error.name] = error.reason
+            # All others are found in one more pass, instead of one pass for each.
+            rest = {name: meta for name, meta in metas.items() if name not in given}
+            whole |= _refused(load, rest, device)
+        except Exception as error:
+            shape, dtype = metas[given[-1]] if given else ((), None)
+            raise LayoutError(
+                f"the engine's loader fails at {given[-1:]} of shape {shape} and {dtype}: {error}"
+            ) from error
+        else:
+            record.loaded = set(loaded) if isinstance(loaded, set) else None
+            return record
+
+
+def _refused(load: Load, left: Mapping[str, TensorMeta], device: torch.device) -> dict[str, str]:
+    """The tensors of ``left`` whose loaders need data, with the reason of each."""
+    found: dict[str, str] = {}
     while left:
         given: list[str] = []
         try:
-            load(_without_data(left, device, record, given))
+            load(_without_data(left, device, Record(), given))
             break
         except NotRecordedError as error:
-            record.copies.pop(error.name, None)
-            record.whole[error.name] = error.reason
-            # Those that were taken and copied nothing may have been held back by the loader.
-            left = {
-                name: meta
-                for name, meta in left.items()
-                if name != error.name and not (name in given and name in record.copies)
-            }
-    for name in record.whole:
-        shape, dtype = metas[name]
-        zeros = torch.zeros((), dtype=dtype, device=device).expand(shape)
-        _check_loads(load, name, zeros)
-    return record
+            found[error.name] = error.reason
+            left = {name: meta for name, meta in left.items() if name not in given}
+    return found
 
 
 def _without_data(
@@ -100,16 +112,7 @@ def _without_data(
 ) -> Iterator[tuple[str, Tensor]]:
     for name, (shape, dtype) in metas.items():
         given.append(name)
-        # A loader that was called again begins anew.
-        record.copies.pop(name, None)
-        yield name, CheckpointTensor.whole(name, shape, dtype, device, record)
-
-
-def _check_loads(load: Load, name: str, zeros: Tensor) -> None:
-    try:
-        load([(name, zeros)])
-    except Exception as error:
-        raise LayoutError(
-            f"the loader of {name!r} fails for a tensor of shape {tuple(zeros.shape)} and "
-            f"{zeros.dtype}: {error}"
-        ) from error
+        if name in record.whole:
+            yield name, torch.zeros((), dtype=dtype, device=device).expand(shape)
+        else:
+            yield name, CheckpointTensor.whole(name, shape, dtype, device, record)

@@ -2,8 +2,8 @@
 
 A loader of vLLM takes whole tensors of a checkpoint, narrows them to what its worker needs, and
 copies that into a parameter. Given tensors without data it does the same, and each copy says where
-the data belong. Everything else that a loader may do to a tensor (arithmetic, reading a value) needs
-the data, and raises ``NotRecordedError``.
+the data belong. Everything else that a loader may do to a tensor (arithmetic, reading a value)
+needs the data, and raises ``NotRecordedError``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CheckpointTensor(Tensor):
         device: torch.device,
         reader: Reader,
     ) -> CheckpointTensor:
-        made: CheckpointTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: CheckpointTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             address.shape,
             strides=address.stride(),
@@ -97,7 +97,7 @@ class CheckpointTensor(Tensor):
         """
         at = self.address
         try:
-            return Window.of(self.whole_shape, at.shape, at.stride(), at.storage_offset())
+            return Window.of(self.whole_shape, at.shape, at.stride(), int(at.storage_offset()))
         except LayoutError as error:
             raise NotRecordedError(self.entry, str(error)) from None
 
@@ -105,7 +105,7 @@ class CheckpointTensor(Tensor):
         return f"CheckpointTensor({self.entry!r}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Any,
         types: Sequence[type],

@@ -1,4 +1,4 @@
-"""Staging: the memory in which a worker gets its share of a checkpoint, in the checkpoint's form."""
+"""Staging: the memory in which a worker gets its share of a checkpoint, in checkpoint form."""
 
 from __future__ import annotations
 
