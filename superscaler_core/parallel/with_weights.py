@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import rvdcomm as rv
 from superscaler_core.compiled import Compiled
 from superscaler_core.errors import PlanError
 from superscaler_core.hugging_face import read_weights, write_folder
@@ -17,6 +18,7 @@ from superscaler_core.parallel.programs import Programs
 from superscaler_core.parallel.reported import Reported
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.transport import Transport
+from superscaler_core.training.checkpoint import copies
 from superscaler_core.training.first_values import take_first_values
 from superscaler_core.training.grad_scaler import GradScaler
 from superscaler_core.training.trainer import IncompatibleKeys
@@ -94,6 +96,32 @@ class WithWeights(Reported):
                 folder, self._programs.model, self.trainer.stored_model, first.tables.parameters,
                 first.weights.shard, self._transport, dtype=dtype, max_shard_bytes=max_shard_bytes,
             )  # fmt: skip
+
+    def weight_shards(self) -> dict[str, tuple[Tensor, rv.Layout]]:
+        """This rank's boxes of parameters, each with the layout that all ranks' boxes have.
+
+        ``rvdcomm.interop.vllm.Sender`` takes this function, and ``rv.redistribute_many`` the two
+        parts of each entry. Nothing is copied, but a parameter whose boxes form no layout is
+        gathered, whole on every rank; buffers that checkpoints have are whole too. Collective.
+
+        Returns:
+            By single-device name: the box that this rank stores, and its layout.
+        """
+        calls, stored = self.trainer.calls, self.trainer.stored_model
+        with calls.users.inside("weight_shards"), calls.prepared("weight_shards"):
+            pass
+        ranks, found = stored.ranks, dict[str, tuple[Tensor, rv.Layout]]()
+        for name, (layout, entry) in stored.homes.items():
+            own = stored.stored.get(name)
+            if entry is not None:
+                own = stored.whole(name, own, stored.dtypes[name])
+                layout = copies(ranks, own.shape)
+            if own is not None:
+                found[name] = own.detach(), layout
+        buffers = {
+            name: (value, copies(ranks, value.shape)) for name, value in stored.buffers.items()
+        }
+        return found | buffers
 
     def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> IncompatibleKeys:
         """Take this rank's boxes of whole parameters, as ``Trainer.load_state_dict``."""

@@ -74,9 +74,7 @@ class StoredModel:
         for name, entry in tables.parameters.items():
             layout = entry.whole[0].layouts[0] if len(entry.whole) == 1 else None
             if layout is not None and entry.packing is not None:
-                layout = (
-                    _copies(layout.ranks, entry.model_shape) if max(layout.rvd.d) == 1 else None
-                )
+                layout = copies(layout.ranks, entry.model_shape) if max(layout.rvd.d) == 1 else None
             # Where boxes form no layout, the parameter is read whole and the box is cut out.
             whole = on_rank(tables.rank, entry.model_shape)
             homes[name] = (whole, entry) if layout is None else (layout, None)
@@ -242,10 +240,11 @@ def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
 
 def on_rank(rank: int, shape: Sequence[int]) -> rv.Layout:
     """The layout of a tensor that is whole on one rank."""
-    return _copies([rank], shape)
+    return copies([rank], shape)
 
 
-def _copies(ranks: Sequence[int], shape: Sequence[int]) -> rv.Layout:
+def copies(ranks: Sequence[int], shape: Sequence[int]) -> rv.Layout:
+    """The layout of a tensor that each of ``ranks`` has whole."""
     counts = ",".join("1" for _ in shape)
     return rv.Layout(tuple(shape), f"R({len(ranks)})V(1)D({counts})", ranks=ranks)
 

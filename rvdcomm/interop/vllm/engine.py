@@ -74,9 +74,10 @@ class RvdWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._receiver.leave()
 
     def _recorded(self, metas: Mapping[str, TensorMeta]) -> Record:
+        # Tied parameters are one here, and several without data.
+        needed = {name for name, _ in self.model.named_parameters()}
         with private.without_data(self.model):
             record = recorded(self.model.load_weights, metas, self.device)
-            needed = {name for name, _ in self.model.named_parameters()}
         # As vLLM's own loader asks it: other loaders do not say what they fill.
         if record.loaded is not None and self.model_config.quantization is None:
             missing = sorted(needed - record.loaded)

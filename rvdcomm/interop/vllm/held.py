@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rvdcomm import Box, Layout, LayoutError
+from rvdcomm import RVD, Box, Layout, LayoutError
 from rvdcomm.interop.dtensor import (
     check_sums,
     local_tensor,
@@ -33,32 +33,31 @@ class Held:
     parts: tuple[Tensor, ...]
 
 
-def held_by(
-    tensors: Mapping[str, Tensor], layouts: Mapping[str, Layout | str], rank: int
-) -> dict[str, Held]:
-    """What a rank holds of the tensors of a state dict.
+Weight = Tensor | tuple[Tensor, Layout | str]
+"""A tensor as a rank of the trainer passes it: a DTensor, its shard with the layout over the ranks
+of the trainer, or a whole tensor, which is a replica on every rank that passes it."""
 
-    Args:
-        tensors: by name: DTensors on meshes of the trainer's ranks, or this rank's shards of
-            tensors with an entry in ``layouts``. Any other tensor is whole, and a replica on every
-            rank that passes it. A Parameter counts as its data.
-        layouts: layouts over the ranks of the trainer.
-        rank: this rank of the trainer.
+
+def held_by(weights: Mapping[str, Weight], rank: int) -> dict[str, Held]:
+    """What a rank of the trainer holds of the tensors of a state dict; nothing is copied.
+
+    A Parameter counts as its data. Meshes of DTensors name ranks of the trainer.
 
     Raises:
         LayoutError: a reduction is no sum, or a shard is not what its layout gives this rank.
     """
     found = {}
-    for name, tensor in tensors.items():
-        if isinstance(tensor, DTensor):
-            if tensor.device_mesh.get_coordinate() is not None:
-                found[name] = _of_dtensor(tensor, rank)
-            continue
-        tensor = tensor.detach()
-        layout = layouts.get(name)
-        if layout is None:
-            layout = Layout(tensor.shape, f"R(1)V(1)D({','.join('1' * tensor.dim())})", [rank])
-        found[name] = _of_shard(name, tensor, Layout.parse(str(layout)), rank)
+    for name, weight in weights.items():
+        if isinstance(weight, DTensor):
+            if weight.device_mesh.get_coordinate() is not None:
+                found[name] = _of_dtensor(weight, rank)
+        elif isinstance(weight, tuple):
+            found[name] = _of_shard(name, weight[0].detach(), Layout.parse(str(weight[1])), rank)
+        else:
+            alone = RVD(1, 1, (1,) * weight.dim())
+            found[name] = _of_shard(
+                name, weight.detach(), Layout(weight.shape, alone, [rank]), rank
+            )
     return found
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from rvdcomm import CommError
 from rvdcomm.run import World
 
-c10d: Any = dist.distributed_c10d
+_dist: Any = dist
 
 _POLL_SECS = 0.02
 
@@ -61,11 +61,11 @@ class Joint:
         self._meet()
         made = dist.ProcessGroup(self.store, self.rank, self.size)
         timeout = timedelta(seconds=self.secs)
-        store = c10d.PrefixStore("gloo", self.store)
+        store = _dist.PrefixStore("gloo", self.store)
         gloo: Any = dist.ProcessGroupGloo(store, self.rank, self.size, timeout)
         made._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         if torch.cuda.is_available() and dist.is_nccl_available():
-            store = c10d.PrefixStore("nccl", self.store)
+            store = _dist.PrefixStore("nccl", self.store)
             options = dist.ProcessGroupNCCL.Options()
             nccl: Any = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
             made._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
@@ -121,7 +121,7 @@ def joint_store(host: str, port: int, secs: float, *, is_host: bool) -> Any:
         CommError: no store answers there.
     """
     try:
-        return c10d.TCPStore(
+        return _dist.TCPStore(
             host, port, is_master=is_host, wait_for_workers=False, timeout=timedelta(seconds=secs)
         )
     except dist.DistError as error:

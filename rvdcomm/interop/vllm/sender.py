@@ -9,11 +9,10 @@ from threading import Thread
 from typing import Any, Protocol
 
 import torch.distributed as dist
-from torch import Tensor
 
 import rvdcomm as rv
-from rvdcomm import CommError, Layout, LayoutError
-from rvdcomm.interop.vllm.held import Held, held_by
+from rvdcomm import CommError, LayoutError
+from rvdcomm.interop.vllm.held import Held, Weight, held_by
 from rvdcomm.interop.vllm.joint import Joint, joint_store
 from rvdcomm.interop.vllm.meeting import end_together, meet
 from rvdcomm.interop.vllm.receiver import InitInfo
@@ -39,14 +38,15 @@ class Sender:
     has brought all of the new ones.
 
     Args:
-        tensors: gives this rank's tensors by their names in the checkpoint that vLLM loads;
-            called for every update. DTensors, shards with an entry in ``layouts``, or whole
-            tensors (then equal on all ranks that pass them).
+        weights: gives this rank's tensors by their names in the checkpoint that vLLM loads; called
+            for every update. Each is a DTensor, a pair of this rank's shard and its layout over
+            the trainer's ranks, or a whole tensor (then equal on all ranks that pass it).
+            ``model.state_dict`` of FSDP2 and ``model.weight_shards`` of superscaler_core are such
+            functions.
         client: reaches the engine; used on rank 0 alone, other ranks may pass None.
         rank, num_trainers: of this process among the ranks of the trainer; those of the default
             process group if not given.
         num_workers: ranks of all engines together: tensor × pipeline × data parallel.
-        layouts: layouts over the trainer's ranks of tensors that are no DTensors, by name.
         host: address of rank 0, which workers can reach.
         port: of the store that rank 0 serves; 0 is a free one, and needs a default process group.
         secs: how long ranks wait for each other.
@@ -60,13 +60,12 @@ class Sender:
 
     def __init__(
         self,
-        tensors: Callable[[], Mapping[str, Tensor]],
+        weights: Callable[[], Mapping[str, Weight]],
         client: Client | None,
         *,
         num_workers: int,
         rank: int | None = None,
         num_trainers: int | None = None,
-        layouts: Mapping[str, Layout | str] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         secs: float = 120.0,
@@ -75,7 +74,7 @@ class Sender:
     ) -> None:
         self.rank = dist.get_rank() if rank is None else rank
         self.num_trainers = dist.get_world_size() if num_trainers is None else num_trainers
-        self._tensors, self._layouts, self._client = tensors, layouts or {}, client
+        self._weights, self._client = weights, client
         self._number = 0
         store, port = self._store(host, port, secs)
         self._joint = Joint(
@@ -119,7 +118,7 @@ class Sender:
         self._joint.world.fail(CommError("the trainer left"))
 
     def _held(self) -> dict[str, Held]:
-        return held_by(self._tensors(), self._layouts, self.rank)
+        return held_by(self._weights(), self.rank)
 
     def _store(self, host: str, port: int, secs: float) -> tuple[Any, int]:
         """The store of rank 0, and its port, which the default group tells the other ranks."""

@@ -1,0 +1,285 @@
+"""Weights of a trainer go to workers of an engine, which are another job.
+
+Ranks 0 and 1 are the trainer, ranks 2 and 3 the workers of an engine without vLLM: its loaders are
+like those of vLLM (tests/interop/vllm/loaders.py), and it is driven by messages in a store.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+import rvdcomm as rv
+from rvdcomm.interop.vllm import Sender
+from rvdcomm.interop.vllm.receiver import InitInfo, Receiver
+from rvdcomm.interop.vllm.record import recorded
+from tests.dist.on_ranks import on_ranks
+from tests.interop.vllm.loaders import SHAPES, Engine, checkpoint, loaded
+
+pytestmark = pytest.mark.dist
+
+TRAINERS = WORKERS = 2
+CPU = torch.device("cpu")
+
+
+class StoreClient:
+    """A client whose calls are messages in a store, which each worker answers."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self._number = store, 0
+
+    def _call(self, method: str, argument: Any = None) -> None:
+        self._number += 1
+        self._store.set(f"call/{self._number}", json.dumps([method, argument]))
+        for worker in range(WORKERS):
+            said = json.loads(self._store.get(f"answer/{self._number}/{worker}"))
+            if said:
+                raise RuntimeError(said)
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._call("init", init_info)
+
+    def start_weight_update(self) -> None:
+        self._call("start")
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self._call("update", update_info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._call("finish", weight_version)
+
+    def stop(self) -> None:
+        self._call("stop")
+
+
+class Worker:
+    """A worker of the engine; it is as strict about the order of calls as vLLM."""
+
+    def __init__(self, rank: int, dtype: torch.dtype) -> None:
+        self.rank, self.engine = rank, Engine(rank, WORKERS, dtype)
+        self.receiver = Receiver(
+            lambda metas: recorded(self.engine.without_data().load_weights, metas, CPU), CPU
+        )
+        self.is_active = False
+        self.versions: list[str | None] = []
+
+    def call(self, method: str, argument: Any) -> None:
+        if method == "init":
+            self.receiver.join(InitInfo(**argument), self.rank)
+        elif method == "start":
+            assert not self.is_active, "an update is active"
+            self.is_active = True
+        elif method == "update":
+            try:
+                self.receiver.begin(argument["number"])
+            except BaseException:
+                self.is_active = False
+                raise
+        elif method == "finish":
+            staging = self.receiver.received()
+            self.engine.load_weights(staging.tensors(self.receiver.record.whole))
+            self.is_active = False
+            self.versions.append(argument)
+
+    def serve(self, store: Any, see: Callable[[str, Worker], None]) -> None:
+        """Answer calls until ``stop``; ``see`` is called after each."""
+        for number in range(1, 1000):
+            method, argument = json.loads(store.get(f"call/{number}"))
+            said = ""
+            try:
+                self.call(method, argument)
+                see(method, self)
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+            store.set(f"answer/{number}/{self.rank}", json.dumps(said))
+            if method == "stop":
+                return
+
+
+def is_trainer(rank: int, folder: Any) -> tuple[bool, Any]:
+    """Leave the group of all ranks for that of a job; also the store of clients."""
+    dist.destroy_process_group()
+    if rank < TRAINERS:
+        store = dist.FileStore(f"{folder}/trainer", TRAINERS)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=TRAINERS)
+    return rank < TRAINERS, dist.FileStore(f"{folder}/calls", -1)
+
+
+def whole(weights: dict[str, Tensor], rank: int) -> Any:
+    return weights
+
+
+def fsdp(weights: dict[str, Tensor], rank: int) -> Any:
+    mesh = init_device_mesh("cpu", (TRAINERS,))
+    return {
+        name: distribute_tensor(t, mesh, [Shard(0) if t.dim() else Replicate()])
+        for name, t in weights.items()
+    }
+
+
+def parts(weights: dict[str, Tensor], rank: int) -> Any:
+    """Partial sums of which each rank has a half; powers of two, so that sums are exact."""
+    mesh = init_device_mesh("cpu", (TRAINERS,))
+    return {
+        name: distribute_tensor(t / 2, mesh, [Replicate()]).from_local(t / 2, mesh, [Partial()])
+        for name, t in weights.items()
+    }
+
+
+def strided(weights: dict[str, Tensor], rank: int) -> Any:
+    """Rows whose halves are dealt to ranks in turn, as a view of fused heads leaves them."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    mesh = init_device_mesh("cpu", (TRAINERS,))
+    found: dict[str, Any] = fsdp(weights, rank)
+    for name in ("q", "gate", "up", "fused_up"):
+        d = weights[name].dim() - 1
+        found[name] = distribute_tensor(weights[name], mesh, [_StridedShard(d, split_factor=2)])
+    return found
+
+
+def pairs(weights: dict[str, Tensor], rank: int) -> Any:
+    """Shards with their layouts; a stage has some of them, and the ranks stand the other way."""
+    found = {}
+    for i, (name, tensor) in enumerate(weights.items()):
+        if i % 3 == 0:
+            layout = rv.Layout(tensor.shape, rv.RVD(1, 1, (1,) * tensor.dim()), [i % 2])
+        elif tensor.dim():
+            cut = (1,) * (tensor.dim() - 1) + (2,)
+            layout = rv.Layout(tensor.shape, rv.RVD(1, 1, cut), [1, 0], cuts="balanced")
+        else:
+            layout = rv.Layout((), "R(2)V(1)D()", [0, 1])
+        if rank in layout:
+            box = layout.cell(rank).box
+            found[name] = tensor[box.slices_within(rv.Box.of_shape(tensor.shape))], layout
+    return found
+
+
+SOURCES = {each.__name__: each for each in (whole, fsdp, parts, strided, pairs)}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@on_ranks(4, is_last=True)
+def test_workers_have_what_a_loaded_checkpoint_gives_them(
+    rank: int, tmp_path: Any, source: str
+) -> None:
+    trains, store = is_trainer(rank, tmp_path)
+    dtype = torch.bfloat16 if source == "fsdp" else torch.float32
+    if trains:
+        now = dict[str, Tensor]()
+        client = StoreClient(store) if rank == 0 else None
+        now |= checkpoint(0)
+        sender = Sender(lambda: SOURCES[source](now, rank), client, num_workers=2, secs=15)
+        for version in range(1, 4):
+            now.update(checkpoint(version))
+            sender.send(f"v{version}")
+        sender.close()
+        if client is not None:
+            client.stop()
+        return
+
+    def see(method: str, worker: Worker) -> None:
+        version = len(worker.versions)
+        wanted = loaded(worker.rank, WORKERS, checkpoint(version), dtype)
+        for name, parameter in worker.engine.parameters.items():
+            values = wanted[name] if version else torch.full_like(parameter, 7)
+            assert torch.equal(parameter, values), (method, name)
+
+    worker = Worker(rank - TRAINERS, dtype)
+    worker.serve(store, see)
+    assert worker.versions == ["v1", "v2", "v3"]
+
+
+@on_ranks(4, is_last=True)
+def test_a_worker_gets_its_share_and_no_more(rank: int, tmp_path: Any) -> None:
+    trains, store = is_trainer(rank, tmp_path)
+    if not trains:
+        Worker(rank - TRAINERS, torch.float32).serve(store, lambda *_: None)
+        return
+    client = StoreClient(store) if rank == 0 else None
+    sender = Sender(lambda: fsdp(checkpoint(1), rank), client, num_workers=2, secs=15)
+    transfer = sender.transfer
+    plan = rv.plan_many(
+        {key: piece.src for key, piece in transfer.pieces.items()},
+        {key: piece.dst for key, piece in transfer.pieces.items()},
+        {key: "float32" for key in transfer.pieces},
+        executor="dist",
+    )
+    for worker in (2, 3):
+        into = (
+            sum(message.num_bytes for message in plan.messages if message.dst == worker)
+            if hasattr(plan, "messages")
+            else transfer.share_bytes(worker)
+        )
+        assert into == transfer.share_bytes(worker)
+    whole_bytes = sum(torch.Size(shape).numel() * 4 for shape in SHAPES.values())
+    assert transfer.share_bytes(2) < 0.7 * whole_bytes
+    sender.close()
+    if client is not None:
+        client.stop()
+
+
+@on_ranks(4, is_last=True)
+def test_ranks_hear_of_tensors_that_an_engine_cannot_take(rank: int, tmp_path: Any) -> None:
+    trains, store = is_trainer(rank, tmp_path)
+    if not trains:
+        with suppress(RuntimeError):
+            Worker(rank - TRAINERS, torch.float32).serve(store, lambda *_: None)
+        return
+    client = StoreClient(store) if rank == 0 else None
+    wrong = checkpoint(1) | {"q": torch.ones(3, 8)}
+    with pytest.raises(rv.LayoutError, match=r"loader fails at \['q'\] of shape \(3, 8\)"):
+        Sender(lambda: whole(wrong, rank), client, num_workers=2, secs=15)
+    if client is not None:
+        client.stop()
+
+
+@on_ranks(4, is_last=True, dying=[0, 1])
+def test_workers_keep_their_weights_when_a_trainer_dies(rank: int, tmp_path: Any) -> None:
+    """The first trainer dies in an update; ranks that are left check what is left."""
+    import os
+
+    trains, store = is_trainer(rank, tmp_path)
+    if trains:
+        client = StoreClient(store) if rank == 0 else None
+        calls = 0
+
+        def weights() -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                if rank == 0:
+                    time.sleep(0.3)
+                os._exit(1)
+            return whole(checkpoint(calls), rank)
+
+        sender = Sender(weights, client, num_workers=2, secs=15)
+        sender.send("v1")
+        sender.send("v2")
+        raise AssertionError("it died")
+    worker = Worker(rank - TRAINERS, torch.float32)
+    updates = 0
+    for number in range(1, 7):
+        method, argument = json.loads(store.get(f"call/{number}"))
+        worker.call(method, argument)
+        updates += method == "update"
+        store.set(f"answer/{number}/{worker.rank}", json.dumps(""))
+        if updates == 2:
+            break
+    begun = time.monotonic()
+    with pytest.raises(rv.CommError, match="the update failed; the old weights stay"):
+        worker.receiver.received()
+    assert time.monotonic() - begun < 10
+    wanted = loaded(worker.rank, WORKERS, checkpoint(2), torch.float32)
+    for name, parameter in worker.engine.parameters.items():
+        assert torch.equal(parameter, wanted[name])
