@@ -23,6 +23,7 @@ import rvdcomm as rv
 from rvdcomm.interop.vllm import Sender
 from rvdcomm.interop.vllm.receiver import InitInfo, Receiver
 from rvdcomm.interop.vllm.record import recorded
+from rvdcomm.interop.vllm.staging import Staging
 from tests.dist.on_ranks import on_ranks
 from tests.interop.vllm.loaders import SHAPES, Engine, checkpoint, loaded
 
@@ -70,26 +71,23 @@ class Worker:
         self.receiver = Receiver(
             lambda metas: recorded(self.engine.without_data().load_weights, metas, CPU), CPU
         )
-        self.is_active = False
         self.versions: list[str | None] = []
 
     def call(self, method: str, argument: Any) -> None:
         if method == "init":
             self.receiver.join(InitInfo(**argument), self.rank)
         elif method == "start":
-            assert not self.is_active, "an update is active"
-            self.is_active = True
+            assert not self.receiver.is_open, "an update is active"
+            self.receiver.is_open = True
         elif method == "update":
-            try:
-                self.receiver.begin(argument["number"])
-            except BaseException:
-                self.is_active = False
-                raise
+            self.receiver.begin(argument["number"])
         elif method == "finish":
-            staging = self.receiver.received()
-            self.engine.load_weights(staging.tensors(self.receiver.record.whole))
-            self.is_active = False
+            self.receiver.finish(self.load)
+            self.receiver.is_open = False
             self.versions.append(argument)
+
+    def load(self, staging: Staging) -> None:
+        self.engine.load_weights(staging.tensors(self.receiver.record.whole))
 
     def serve(self, store: Any, see: Callable[[str, Worker], None]) -> None:
         """Answer calls until ``stop``; ``see`` is called after each."""
@@ -277,8 +275,8 @@ def test_workers_keep_their_weights_when_a_trainer_dies(rank: int, tmp_path: Any
         if updates == 2:
             break
     begun = time.monotonic()
-    with pytest.raises(rv.CommError, match="the update failed; the old weights stay"):
-        worker.receiver.received()
+    worker.receiver.finish(worker.load)
+    assert isinstance(worker.receiver.failure, rv.CommError)
     assert time.monotonic() - begun < 10
     wanted = loaded(worker.rank, WORKERS, checkpoint(2), torch.float32)
     for name, parameter in worker.engine.parameters.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -76,11 +77,9 @@ def faults(self: Any, checkpoint: str) -> list[str]:
 def report(self: Any) -> dict[str, Any]:
     """Bytes of the worker's share, and what was not recorded."""
     receiver = self.weight_transfer_engine._receiver
-    transfer = receiver.transfer
-    rank = transfer and max(transfer.needs) - len(transfer.needs) + 1 + self.rank
     return {
-        "pid": __import__("os").getpid(),
-        "share": transfer and transfer.share_bytes(rank),
+        "pid": os.getpid(),
+        "share": receiver.share_bytes,
         "whole": dict(receiver.record.whole),
         "is_active": self._weight_update_active,
     }

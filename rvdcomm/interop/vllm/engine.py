@@ -10,10 +10,11 @@ import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.logger import init_logger
 
-from rvdcomm import CommError, LayoutError
+from rvdcomm import LayoutError
 from rvdcomm.interop.vllm import private
 from rvdcomm.interop.vllm.receiver import InitInfo, Receiver
 from rvdcomm.interop.vllm.record import Record, TensorMeta, recorded
+from rvdcomm.interop.vllm.staging import Staging
 from rvdcomm.units import bytes_text
 
 logger = init_logger(__name__)
@@ -21,16 +22,17 @@ logger = init_logger(__name__)
 
 @dataclass
 class UpdateInfo:
-    """Which update of the trainer comes; 0 ends one that an earlier trainer left open."""
+    """Which update of the trainer comes."""
 
-    number: int = 0
+    number: int
 
 
 class RvdWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     """Receives weights into staging memory, while the model serves its old ones.
 
     ``update_weights`` returns at once, and ``finish_weight_update`` waits for the weights, loads
-    them and drops the staging memory. The model is not touched before.
+    them and drops the staging memory. The model is not touched before. Failures are told to the
+    trainer and logged (``Receiver``).
     """
 
     init_info_cls = InitInfo
@@ -44,28 +46,39 @@ class RvdWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Meet a trainer; an earlier one is left."""
         of = self.parallel_config
-        worker = of.data_parallel_index * of.world_size + of.rank
-        self._receiver.join(init_info, worker)
-        self._report()
+        receiver = self._receiver
+        receiver.join(init_info, of.data_parallel_index * of.world_size + of.rank)
+        if receiver.failure is not None:
+            logger.error("rvdcomm: no trainer was met: %s", receiver.failure)
+            return
+        logger.info(
+            "rvdcomm: an update brings %s of %d tensors; %d of these need data of the whole: %s",
+            bytes_text(receiver.share_bytes),
+            len(receiver.record.copies) + len(receiver.record.whole),
+            len(receiver.record.whole),
+            receiver.record.whole,
+        )
 
     def start_weight_update(self) -> None:
-        """Nothing: the model serves."""
+        """The model serves its old weights as before."""
+        self._receiver.is_open = True
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Begin to receive an update in the background."""
-        info = self.parse_update_info(update_info)
-        if info.number == 0:
-            self._receiver.abandon()
-            raise CommError("the update of an earlier trainer is ended.")
-        self._receiver.begin(info.number)
+        self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Begin to receive an update; ``update_weights`` calls the receiver itself."""
+        """Begin to receive an update in the background."""
         self._receiver.begin(update_info.number)
 
     def finish_weight_update(self) -> None:
         """Load the update; the old weights stay if it failed before."""
-        staging = self._receiver.received()
+        self._receiver.finish(self._load)
+        self._receiver.is_open = False
+        if self._receiver.failure is not None:
+            logger.error("rvdcomm: the update is not loaded: %s", self._receiver.failure)
+
+    def _load(self, staging: Staging) -> None:
         with private.reload(self.model, self.model_config, self.device):
             self.model.load_weights(staging.tensors(self._receiver.record.whole))
 
@@ -88,15 +101,3 @@ class RvdWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                     "tensors of the checkpoint, with its names."
                 )
         return record
-
-    def _report(self) -> None:
-        transfer = self._receiver.transfer
-        assert transfer is not None, "a trainer was met"
-        rank = max(transfer.needs, key=lambda rank: rank) if transfer.needs else 0
-        logger.info(
-            "rvdcomm: %d tensors, staging of %s, %d tensors whole: %s",
-            len(self._receiver.record.copies),
-            bytes_text(transfer.share_bytes(rank)),
-            len(self._receiver.record.whole),
-            self._receiver.record.whole,
-        )

@@ -27,13 +27,19 @@ def meet(
     joint: Joint,
     held: Mapping[str, Held] | None,
     needs: Callable[[Mapping[str, TensorMeta]], Needs] | None,
-) -> Transfer:
+    *,
+    is_open: bool = False,
+) -> tuple[Transfer, bool]:
     """What moves in every update; collective over the joint group.
 
     Args:
         joint: the group.
         held: what this rank has, if it is a trainer.
         needs: says what this rank needs of the tensors of trainers, if it is a worker.
+        is_open: whether this rank is a worker whose update an earlier trainer left open.
+
+    Returns:
+        The transfer, and whether any worker's update is open.
 
     Raises:
         LayoutError: trainers disagree about a tensor, or a worker cannot take one; on all ranks.
@@ -57,9 +63,16 @@ def meet(
     except Exception as error:  # Of a loader of the engine: all ranks have to hear of it.
         fault = LayoutError(f"rank {joint.rank}: {type(error).__name__}: {error}")
     posts = compare_requests(
-        joint.world, joint.everybody, {}, "workers say what they need", fault=fault, needs=own
+        joint.world,
+        joint.everybody,
+        {},
+        "workers say what they need",
+        fault=fault,
+        needs=own,
+        open=is_open,
     )
-    return Transfer(offers, {rank: needs_of(posts[rank]["needs"]) for rank in joint.workers})
+    needed = {rank: needs_of(posts[rank]["needs"]) for rank in joint.workers}
+    return Transfer(offers, needed), any(post["open"] for post in posts.values())
 
 
 def end_together(joint: Joint, number: int, error: Exception | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Thread
 
@@ -52,6 +53,9 @@ class InitInfo:
 class Receiver:
     """The updates that one worker gets from one trainer after another.
 
+    No method raises because of a trainer: vLLM loses count of its workers' answers after one of
+    them raised. Trainers hear of failures through the store of the joint group.
+
     Args:
         record: records how the worker loads tensors of these shapes and dtypes.
         device: where its staging memory is.
@@ -64,22 +68,35 @@ class Receiver:
         self._joint: Joint | None = None
         self._options = rv.CallOptions()
         self._thread: Thread | None = None
-        self._failure: Exception | None = None
+        self._number = 0
+        self._staging: Staging | None = None
+        self.failure: Exception | None = None
+        self.is_open = False
         self.record = Record()
         self.transfer: Transfer | None = None
-        self.staging: Staging | None = None
+
+    @property
+    def share_bytes(self) -> int:
+        """Bytes that this worker gets in an update, and that its staging memory takes."""
+        if self.transfer is None or self._joint is None:
+            return 0
+        return self.transfer.share_bytes(self._joint.rank)
 
     def join(self, info: InitInfo, worker: int) -> None:
         """Meet a trainer, maybe in place of an earlier one; collective over the joint group."""
         self.leave()
-        joint = info.joint(worker)
+        self.failure = None
         try:
-            self.transfer = meet(joint, None, self._needs)
+            joint = info.joint(worker)
+            try:
+                self.transfer, _ = meet(joint, None, self._needs, is_open=self.is_open)
+            except Exception as error:
+                joint.give_up(error)
+                raise
+            self._joint = joint
+            self._options = rv.CallOptions(group=joint.group, executor=info.executor)
         except Exception as error:
-            joint.give_up(error)
-            raise
-        self._joint = joint
-        self._options = rv.CallOptions(group=joint.group, executor=info.executor)
+            self.failure = error
 
     def _needs(self, metas: Mapping[str, TensorMeta]) -> dict[str, Need]:
         self.record = record = self._record(metas)
@@ -91,60 +108,57 @@ class Receiver:
         return {name: need for name, need in found.items() if need.boxes}
 
     def begin(self, number: int) -> None:
-        """Begin to receive update ``number``, in the background.
-
-        Raises:
-            CommError: no trainer is there.
-        """
-        joint, transfer = self._known()
+        """Begin to receive update ``number``, in the background."""
         self._await()
-        self._failure = None
-        self.staging = transfer.staging(joint.rank, self._device)
+        self._number, self._staging, self.failure = number, None, None
+        if self._joint is None or self.transfer is None:
+            self.failure = CommError("no trainer is here; it calls init_weight_transfer_engine.")
+            return
         self._thread = Thread(
-            target=self._receive, args=(joint, transfer, self.staging, number), daemon=True
+            target=self._receive, args=(self._joint, self.transfer, number), daemon=True
         )
         self._thread.start()
 
-    def _receive(self, joint: Joint, transfer: Transfer, staging: Staging, number: int) -> None:
+    def _receive(self, joint: Joint, transfer: Transfer, number: int) -> None:
         try:
             error: Exception | None = None
+            staging = None
             try:
-                out = transfer.results(staging, joint.rank)
-                transfer.move({}, out, self._options)
+                staging = transfer.staging(joint.rank, self._device)
+                transfer.move({}, transfer.results(staging, joint.rank), self._options)
             except Exception as failure:
                 error = failure
             end_together(joint, number, error)
+            self._staging = staging
         except Exception as failure:
-            self._failure = failure
+            self.failure = failure
 
-    def received(self) -> Staging:
-        """The update that was begun, once all of it is here; the caller drops it after use.
+    def finish(self, load: Callable[[Staging], None]) -> None:
+        """Wait for the update that was begun, load it, and drop the staging memory.
 
-        Raises:
-            CommError: it failed.
+        Nothing is loaded if the update failed. ``failure`` says why, and the trainer is told.
         """
         self._await()
-        staging, self.staging = self.staging, None
-        if self._failure is not None:
-            raise CommError(f"the update failed; the old weights stay: {self._failure}")
-        if staging is None:
-            raise CommError("no update was begun.")
-        return staging
-
-    def abandon(self) -> None:
-        """Drop an update that was begun, if any; the group breaks if it still runs."""
-        thread = self._thread
-        if thread is not None and thread.is_alive() and self._joint is not None:
-            self._joint.world.fail(CommError("the update was abandoned"))
-        self._await()
-        self.staging = None
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            try:
+                load(staging)
+            except Exception as error:
+                self.failure = error
+        elif self.failure is None:
+            self.failure = CommError("no update was begun.")
+        if self._joint is not None:
+            said = "" if self.failure is None else f"{type(self.failure).__name__}: {self.failure}"
+            # A trainer that is gone does not need to know.
+            with suppress(RuntimeError):
+                self._joint.tell(loaded_key(self._number, self._joint.rank), said)
 
     def leave(self) -> None:
-        """Leave the group of the present trainer, if any."""
-        self.abandon()
+        """Leave the trainer, if any; an update that still comes is dropped."""
         if self._joint is not None:
             self._joint.world.fail(CommError("a worker left the trainer"))
-        self._joint, self.transfer = None, None
+        self._await()
+        self._joint, self._staging, self.transfer = None, None, None
         self._options = rv.CallOptions()
 
     def _await(self) -> None:
@@ -152,7 +166,7 @@ class Receiver:
             self._thread.join()
             self._thread = None
 
-    def _known(self) -> tuple[Joint, Transfer]:
-        if self._joint is None or self.transfer is None:
-            raise CommError("no trainer has joined; call init_weight_transfer_engine first.")
-        return self._joint, self.transfer
+
+def loaded_key(number: int, rank: int) -> str:
+    """The key at which a worker says whether it loaded an update."""
+    return f"update {number}/loaded/{rank}"

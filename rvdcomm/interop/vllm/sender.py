@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from threading import Thread
 from typing import Any, Protocol
@@ -15,7 +14,7 @@ from rvdcomm import CommError, LayoutError
 from rvdcomm.interop.vllm.held import Held, Weight, held_by
 from rvdcomm.interop.vllm.joint import Joint, joint_store
 from rvdcomm.interop.vllm.meeting import end_together, meet
-from rvdcomm.interop.vllm.receiver import InitInfo
+from rvdcomm.interop.vllm.receiver import InitInfo, loaded_key
 
 
 class Client(Protocol):
@@ -85,7 +84,7 @@ class Sender:
         )
         calling = self._called(lambda client: client.init_weight_transfer_engine(asdict(info)))
         try:
-            self.transfer = meet(self._joint, self._held(), None)
+            self.transfer, self._is_open = meet(self._joint, self._held(), None)
         except Exception as error:
             self._joint.give_up(error)
             raise
@@ -167,17 +166,22 @@ class Sender:
         self._joint.tell(key)
 
     def _begin(self, client: Client) -> None:
-        try:
+        # An earlier trainer that died may have left its update open; vLLM knows one at a time.
+        if not self._is_open:
             client.start_weight_update()
-        except Exception:
-            # A trainer that died left its update open. vLLM ends one that fails, so this one does.
-            with suppress(Exception):
-                client.update_weights({"number": 0})
-            client.start_weight_update()
+        self._is_open = True
         client.update_weights({"number": self._number})
 
     def _finish(self, client: Client, version: str | None) -> None:
         client.finish_weight_update(version)
+        self._is_open = False
+        for rank in self._joint.workers:
+            said = self._joint.told(loaded_key(self._number, rank))
+            if said:
+                raise CommError(
+                    f"worker {rank - self.num_trainers} could not load the update, and may have "
+                    f"some new and some old weights: {said}"
+                )
         reset = getattr(client, "reset_prefix_cache", None)
         if reset is not None:
             reset()
