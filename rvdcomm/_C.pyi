@@ -8,6 +8,13 @@ from typing_extensions import Buffer
 def crc32c(data: Buffer, value: int = 0) -> int:
     """The CRC32C of contiguous bytes that follow those whose CRC32C is ``value``."""
 
+# --- digest (csrc/include/rvdcomm/digest.h) -------------------------------------------------------
+
+def digest(
+    address: int, word_bytes: int, sizes: Sequence[int], strides: Sequence[int], lo: Sequence[int]
+) -> int:
+    """The digest of a strided box of words whose first index in the whole tensor is ``lo``."""
+
 # An island is a shared-memory domain: ranks of one machine that map each other's memory.
 
 # --- signal: how the ranks of an island tell each other "done" (csrc/include/rvdcomm/signal.h) ----

@@ -30,13 +30,17 @@ from rvdcomm.program import Program
 
 if TYPE_CHECKING:
     from rvdcomm.api import (
+        Arrival,
         CallOptions,
+        Difference,
         Pending,
         Redistributor,
         abort,
+        digest,
         empty,
         empty_cache,
         known_groups,
+        prove,
         redistribute,
         redistribute_many,
         restart,
@@ -52,11 +56,13 @@ _NEEDS_TORCH = frozenset(
         *("CallOptions", "Pending", "Redistributor", "empty", "empty_cache"),
         *("abort", "redistribute", "redistribute_many", "restart", "tell"),
         *("known_groups", "timeout", "told"),
+        *("Arrival", "Difference", "digest", "prove"),
     }
 )
 
 __all__ = [
     "RVD",
+    "Arrival",
     "Box",
     "Bundle",
     "CallOptions",
@@ -64,6 +70,7 @@ __all__ = [
     "CheckpointError",
     "CommError",
     "Cost",
+    "Difference",
     "Layout",
     "LayoutError",
     "Level",
@@ -83,12 +90,14 @@ __all__ = [
     "Wire",
     "abort",
     "best_ranks",
+    "digest",
     "empty",
     "empty_cache",
     "known_groups",
     "load_plan",
     "plan",
     "plan_many",
+    "prove",
     "redistribute",
     "redistribute_many",
     "restart",

@@ -1,5 +1,6 @@
 """The functions that people call to move tensors on a process group."""
 
+from rvdcomm.api.arrival import Arrival, Difference, digest, prove
 from rvdcomm.api.many import redistribute_many
 from rvdcomm.api.many_memory import ManyMemory
 from rvdcomm.api.memory import empty, empty_cache
@@ -15,12 +16,15 @@ from rvdcomm.api.traced import breaks_graph
 from rvdcomm.run.waiting import timeout
 
 __all__ = [
+    "Arrival",
     "CallOptions",
+    "Difference",
     "ManyMemory",
     "Pending",
     "Redistributor",
     "abort",
     "breaks_graph",
+    "digest",
     "drain",
     "empty",
     "empty_cache",
@@ -28,6 +32,7 @@ __all__ = [
     "fault_of_mode",
     "fault_of_out",
     "known_groups",
+    "prove",
     "redistribute",
     "redistribute_many",
     "resolved",

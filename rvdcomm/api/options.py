@@ -18,7 +18,8 @@ Dtypes = torch.dtype | Mapping[str, torch.dtype]
 class CallOptions(NamedTuple):
     """Options of ``redistribute`` and of ``redistribute_many``, which say what each one means.
 
-    Either function takes them as one value, by name, or both; an option given by name counts.
+    Either function, and ``prove`` after it, takes them as one value, by name, or both; an option
+    given by name counts.
 
     >>> CallOptions(executor="dist")._replace(memory_limit=2**30).memory_limit
     1073741824
@@ -68,12 +69,14 @@ AS_USUAL = CallOptions()
 TAKEN = {
     "redistribute": frozenset(get_type_hints(OfOne)),
     "redistribute_many": frozenset(get_type_hints(OfMany)),
+    "prove": frozenset(get_type_hints(OfMany)),
 }
 """The options of each function, by its name."""
 
 _OF_A_CALL = {
     "redistribute": ("async_op", "options", "out"),
     "redistribute_many": ("async_op", "options", "out", "progress"),
+    "prove": ("check", "options"),
 }
 """The other keywords of each function."""
 

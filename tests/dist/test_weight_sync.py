@@ -177,10 +177,14 @@ def test_workers_have_what_a_loaded_checkpoint_gives_them(
         now = dict[str, Tensor]()
         client = StoreClient(store) if rank == 0 else None
         now |= checkpoint(0)
-        sender = Sender(lambda: SOURCES[source](now, rank), client, num_workers=2, secs=15)
+        sender = Sender(
+            lambda: SOURCES[source](now, rank), client, num_workers=2, secs=15, proof=True
+        )
         for version in range(1, 4):
             now.update(checkpoint(version))
             sender.send(f"v{version}")
+            assert sender.arrival is not None
+            assert (sender.arrival.num_tensors == 0) == (source == "parts")
         sender.close()
         if client is not None:
             client.stop()

@@ -119,7 +119,7 @@ class Trainer:
             process = spawn.Process(
                 target=_rank,
                 args=(rank, size, source, family, engine.address, tp, str(folder), seeds, there,
-                      {"secs": 60.0, **options}),
+                      {"secs": 60.0, "proof": True, **options}),
             )  # fmt: skip
             process.start()
             there.close()

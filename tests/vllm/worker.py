@@ -37,7 +37,8 @@ def watch(self: Any) -> None:
             quant.process_weights_after_loading = packed
 
     def copied(layer: Any, info: Any) -> None:
-        _seen.setdefault(names[id(layer)], _own(layer))
+        if getattr(layer, "quant_method", None) is None:
+            _seen[names[id(layer)]] = _own(layer)
         process(layer, info)
 
     layerwise.materialize_layer = materialize

@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rvdcomm.interop.vllm.clients import LocalClient
+    from rvdcomm.interop.vllm.clients import HTTPClient, LocalClient
     from rvdcomm.interop.vllm.sender import Sender
 
-__all__ = ["BACKEND", "LocalClient", "Sender", "register"]
+__all__ = ["BACKEND", "HTTPClient", "LocalClient", "Sender", "register"]
 
 BACKEND = "rvd"
 """The name of the backend in vLLM's ``WeightTransferConfig``."""
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
     # vLLM imports this package as a plugin, before it needs any of this.
     from importlib import import_module
 
-    modules = {"LocalClient": "clients", "Sender": "sender"}
+    modules = {"HTTPClient": "clients", "LocalClient": "clients", "Sender": "sender"}
     if name not in modules:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{modules[name]}"), name)

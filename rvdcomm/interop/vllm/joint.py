@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
+from threading import Thread
 from typing import Any
 
 import torch
@@ -84,24 +86,41 @@ class Joint:
         """The text that another rank posts.
 
         Raises:
-            CommError: it did not come in time, the host of the store is gone, or a rank gave up.
+            CommError: it did not come in time, a rank is dead, or one gave up.
         """
+        return self._waited(lambda: self._posted(key), f"waits for {key!r}")
+
+    def watched(self, thread: Thread, what: str) -> None:
+        """Wait until a thread ends.
+
+        Raises:
+            CommError: a rank of the group is dead; the thread may still run.
+        """
+        self._waited(lambda: None if thread.is_alive() else "", what)
+
+    def _waited(self, find: Callable[[], str | None], what: str) -> str:
         end = time.monotonic() + self.secs
-        while True:
-            try:
-                if self.store.check(["gave up"]):
-                    raise CommError(self.store.get("gave up").decode())
-                if self.store.check([key]):
-                    said: bytes = self.store.get(key)
-                    return said.decode()
-            except dist.DistError as error:
-                raise CommError(
-                    f"rank {self.rank} waits for {key!r}: the first trainer, which hosts the "
-                    f"store, is gone ({error})."
-                ) from None
+        while (found := find()) is None:
             if time.monotonic() > end:
-                raise CommError(f"rank {self.rank} waited {self.secs:g} s for {key!r}.")
+                raise CommError(f"rank {self.rank} {what}: {self.secs:g} s are over.")
+            others = [rank for rank in self.everybody if rank != self.rank]
+            # Before the group is formed, nobody knows.
+            lost = self.world.gone(others) if "world" in self.__dict__ else set()
+            if lost and (found := find()) is None:
+                raise CommError(f"rank {self.rank} {what}, and ranks {sorted(lost)} are dead.")
             time.sleep(_POLL_SECS)
+        return found
+
+    def _posted(self, key: str) -> str | None:
+        try:
+            if self.store.check(["gave up"]):
+                raise CommError(self.store.get("gave up").decode())
+            return str(self.store.get(key).decode()) if self.store.check([key]) else None
+        except dist.DistError as error:
+            raise CommError(
+                f"rank {self.rank} waits for {key!r}: the first trainer, which hosts the store, is "
+                f"gone ({error})."
+            ) from None
 
     def give_up(self, error: BaseException) -> None:
         """Let ranks that wait for this one raise ``error`` instead."""

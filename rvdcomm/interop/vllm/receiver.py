@@ -68,6 +68,7 @@ class Receiver:
         self._joint: Joint | None = None
         self._options = rv.CallOptions()
         self._thread: Thread | None = None
+        self._proof = False
         self._number = 0
         self._staging: Staging | None = None
         self.failure: Exception | None = None
@@ -95,6 +96,7 @@ class Receiver:
                 raise
             self._joint = joint
             self._options = rv.CallOptions(group=joint.group, executor=info.executor)
+            self._proof = info.proof
         except Exception as error:
             self.failure = error
 
@@ -125,7 +127,10 @@ class Receiver:
             staging = None
             try:
                 staging = transfer.staging(joint.rank, self._device)
-                transfer.move({}, transfer.results(staging, joint.rank), self._options)
+                out = transfer.results(staging, joint.rank)
+                transfer.move({}, out, self._options)
+                if self._proof:
+                    transfer.prove({}, out, self._options)
             except Exception as failure:
                 error = failure
             end_together(joint, number, error)

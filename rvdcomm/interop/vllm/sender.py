@@ -50,7 +50,8 @@ class Sender:
         port: of the store that rank 0 serves; 0 is a free one, and needs a default process group.
         secs: how long ranks wait for each other.
         executor: as of ``rvdcomm.redistribute``.
-        proof: compare digests of all boxes after each update.
+        proof: compare digests of all boxes after each update, before the engine loads it;
+            ``arrival`` says what was compared.
 
     Raises:
         LayoutError: trainers disagree about a tensor, or the engine cannot take one; on all ranks.
@@ -82,16 +83,16 @@ class Sender:
         info = InitInfo(
             host, port, self.num_trainers, num_workers, secs=secs, executor=executor, proof=proof
         )
-        calling = self._called(lambda client: client.init_weight_transfer_engine(asdict(info)))
         try:
+            if self.rank == 0:
+                self._join(info)
             self.transfer, self._is_open = meet(self._joint, self._held(), None)
         except Exception as error:
             self._joint.give_up(error)
             raise
-        finally:
-            if calling is not None:
-                calling.join(secs)
         self._options = rv.CallOptions(group=self._joint.group, executor=executor)
+        self._proof = proof
+        self.arrival: rv.Arrival | None = None
 
     def send(self, version: str | None = None) -> None:
         """Update the engines to the present values; collective over the ranks of the trainer.
@@ -107,6 +108,8 @@ class Sender:
         try:
             tensors = self.transfer.sources(self._held(), self.rank)
             self.transfer.move(tensors, {}, self._options)
+            if self._proof:
+                self.arrival = self.transfer.prove(tensors, {}, self._options)
         except Exception as failure:
             error = failure
         end_together(self._joint, self._number, error)
@@ -133,37 +136,46 @@ class Sender:
             port = told[0]
         return made or joint_store(host, port, secs, is_host=False), port
 
-    def _called(self, call: Callable[[Client], None]) -> Thread | None:
-        """Rank 0 calls the engine while it joins the workers that this call starts."""
-        client = self._client
-        if self.rank != 0 or client is None:
-            return None
+    def _join(self, info: InitInfo) -> None:
+        """Let the engine's workers join, while this rank waits for them."""
+
+        def call(client: Client) -> None:
+            try:
+                client.init_weight_transfer_engine(asdict(info))
+            except Exception as error:
+                self._joint.give_up(error)
+                raise
+
+        self._calling(call)
+
+    def _calling(self, call: Callable[[Client], None]) -> tuple[Thread, list[Exception]]:
+        """Call the engine in a thread; the list gets its error."""
+        client, errors = self._client, list[Exception]()
+        assert client is not None, "the first rank has a client"
 
         def run() -> None:
             try:
                 call(client)
             except Exception as error:
-                self._joint.give_up(error)
+                errors.append(error)
 
         thread = Thread(target=run, daemon=True)
         thread.start()
-        return thread
+        return thread, errors
 
     def _as_first(self, what: str, call: Callable[[Client], None]) -> None:
-        """Rank 0 calls the engine; all ranks raise if that fails."""
+        """Rank 0 calls the engine; all ranks raise if that fails, or a rank dies meanwhile."""
         key = f"update {self._number}/{what}"
         if self.rank != 0:
             if said := self._joint.told(key):
                 raise CommError(said)
             return
-        assert self._client is not None
-        try:
-            call(self._client)
-        except Exception as error:
-            text = f"the engine failed at the {what} of update {self._number}: {error}"
-            self._joint.tell(key, text)
-            raise CommError(text) from error
-        self._joint.tell(key)
+        thread, errors = self._calling(call)
+        self._joint.watched(thread, f"calls the engine at the {what} of update {self._number}")
+        text = "".join(f"the engine failed at the {what}: {error}" for error in errors)
+        self._joint.tell(key, text)
+        if text:
+            raise CommError(text) from errors[0]
 
     def _begin(self, client: Client) -> None:
         # An earlier trainer that died may have left its update open; vLLM knows one at a time.

@@ -211,15 +211,31 @@ class Transfer:
     ) -> None:
         """Move all pieces; collective over trainers and workers."""
         rv.redistribute_many(
-            tensors,
-            {key: piece.src for key, piece in self.pieces.items()},
-            {key: piece.dst for key, piece in self.pieces.items()},
-            out=out,
-            options=options._replace(
-                dtype={key: self.offers[piece.name].dtype for key, piece in self.pieces.items()},
-                dst_dtype={key: self.dtype(piece.name) for key, piece in self.pieces.items()},
-            ),
+            tensors, self.src, self.dst, out=out, options=self._with_dtypes(options)
         )
+
+    def prove(
+        self, tensors: Mapping[str, Tensor], out: Mapping[str, Tensor], options: rv.CallOptions
+    ) -> rv.Arrival:
+        """Compare digests of what moved; collective, with the errors of ``rvdcomm.prove``."""
+        return rv.prove(tensors, self.src, out, self.dst, options=self._with_dtypes(options))
+
+    def _with_dtypes(self, options: rv.CallOptions) -> rv.CallOptions:
+        pieces = self.pieces.items()
+        return options._replace(
+            dtype={key: self.offers[piece.name].dtype for key, piece in pieces},
+            dst_dtype={key: self.dtype(piece.name) for key, piece in pieces},
+        )
+
+    @cached_property
+    def src(self) -> dict[str, Layout]:
+        """Layouts of the pieces at the trainers."""
+        return {key: piece.src for key, piece in self.pieces.items()}
+
+    @cached_property
+    def dst(self) -> dict[str, Layout]:
+        """Layouts of the pieces at the workers."""
+        return {key: piece.dst for key, piece in self.pieces.items()}
 
 
 def _cropped(layout: Layout, box: Box, outer: Box) -> Layout:
