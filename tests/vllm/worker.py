@@ -61,7 +61,11 @@ def faults(self: Any, checkpoint: str) -> list[str]:
                 made = materialize_meta_tensor(parameter)
                 layer._parameters[name] = made
                 wanted[f"{module_name}.{name}"] = made
-        model.load_weights(load_file(f"{checkpoint}/model.safetensors").items())
+        tensors = load_file(f"{checkpoint}/model.safetensors")
+        model.load_weights(tensors.items())
+        parameters = private.parameters(model)
+        for name, follower in self.weight_transfer_engine._followers:
+            parameters[follower].weight_loader(parameters[follower], tensors[name])
     found = []
     num_compared = 0
     for module_name, seen in _seen.items():

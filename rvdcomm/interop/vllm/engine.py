@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.logger import init_logger
 
@@ -42,6 +43,9 @@ class RvdWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
         super().__init__(config, vllm_config, device, model)
         self._receiver = Receiver(self._recorded, device)
+        # Checkpoint tensors, each with a parameter that is tied to the one that its loader fills:
+        # vLLM's reload would leave what its layer has packed for the kernels as it was.
+        self._followers: list[tuple[str, str]] = []
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Meet a trainer; an earlier one is left."""
@@ -81,6 +85,10 @@ class RvdWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def _load(self, staging: Staging) -> None:
         with private.reload(self.model, self.model_config, self.device):
             self.model.load_weights(staging.tensors(self._receiver.record.whole))
+            parameters = private.parameters(self.model)
+            for name, follower in self._followers:
+                parameter: Any = parameters[follower]
+                parameter.weight_loader(parameter, staging.tensor(name))
 
     def shutdown(self) -> None:
         """Leave the trainer."""
@@ -89,8 +97,10 @@ class RvdWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def _recorded(self, metas: Mapping[str, TensorMeta]) -> Record:
         # Tied parameters are one here, and several without data.
         needed = {name for name, _ in self.model.named_parameters()}
+        tied = private.tied(self.model)
         with private.without_data(self.model):
             record = recorded(self.model.load_weights, metas, self.device)
+            self._followers = list(_followers(record, tied, private.parameters(self.model)))
         # As vLLM's own loader asks it: other loaders do not say what they fill.
         if record.loaded is not None and self.model_config.quantization is None:
             missing = sorted(needed - record.loaded)
@@ -101,3 +111,18 @@ class RvdWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                     "tensors of the checkpoint, with its names."
                 )
         return record
+
+
+def _followers(
+    record: Record, tied: Sequence[Sequence[str]], parameters: Mapping[str, Tensor]
+) -> Iterator[tuple[str, str]]:
+    for names in tied:
+        sources = {
+            parameter: [each for each in record.copies if record.fills(each, parameters[parameter])]
+            for parameter in names
+            if parameter in parameters
+        }
+        filled = [source for of_one in sources.values() for source in of_one]
+        for parameter, of_one in sources.items():
+            if not of_one:
+                yield from ((source, parameter) for source in dict.fromkeys(filled))

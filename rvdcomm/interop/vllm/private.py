@@ -60,6 +60,19 @@ def without_data(model: torch.nn.Module) -> Iterator[None]:
             setattr(model, name, value)
 
 
+def tied(model: torch.nn.Module) -> list[list[str]]:
+    """Names of parameters that are one, in groups of two or more."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """All parameters, tied ones under each of their names."""
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
 _OF_MODEL = ("_do_torchao_reload", "_original_do_torchao_reload")
 """Attributes of a model that a reload sets."""
 

@@ -57,6 +57,13 @@ class Record:
         """The boxes of a checkpoint tensor that its copies read."""
         return [copy.window.box for copy in self.copies.get(name, ()) if copy.window.num_elements]
 
+    def fills(self, name: str, parameter: Tensor) -> bool:
+        """Whether a tensor of the checkpoint is copied into a parameter."""
+        memory = parameter.untyped_storage()._cdata
+        return any(
+            copy.dst.untyped_storage()._cdata == memory for copy in self.copies.get(name, ())
+        )
+
     def wanted(self, name: str) -> torch.dtype | None:
         """The dtype to which all copies of a tensor convert it at once; None if they differ."""
         chains = {copy.dtypes for copy in self.copies.get(name, ())}

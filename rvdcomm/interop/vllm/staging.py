@@ -47,11 +47,13 @@ class Staging:
 
     def tensors(self, whole: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
         """All tensors of the checkpoint for a loader; those named in ``whole`` as ordinary ones."""
-        for name, (shape, dtype) in self.metas.items():
-            if name in whole:
-                yield name, self.held[name][0]
-            else:
-                yield name, CheckpointTensor.whole(name, shape, dtype, self.device, self)
+        for name in self.metas:
+            yield name, self.held[name][0] if name in whole else self.tensor(name)
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor of the checkpoint, of which a loader may copy what was recorded."""
+        shape, dtype = self.metas[name]
+        return CheckpointTensor.whole(name, shape, dtype, self.device, self)
 
     def copy(self, dst: Tensor, src: CheckpointTensor) -> None:
         """Fill ``dst`` with the values of a view; a ``dst`` without data gets none."""
