@@ -37,6 +37,10 @@ KILLED = "finetune_llama.py"
 
 TRAINER = "hf_trainer.py"
 """The example that continues from its checkpoints, by the Trainer of transformers."""
+
+NEEDS = {"vllm_rollouts.py": "vllm"}
+"""Examples that need a package which tests do without."""
+
 TIMEOUT_SECS = 120.0
 
 
@@ -56,6 +60,8 @@ def free_port() -> str:
     "name", [name for name in EXAMPLES if name not in (*ON_PROCESSES, KILLED, TRAINER)]
 )
 def test_example_runs_in_one_process(name: str) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     command = [sys.executable, str(ROOT / "examples" / name)]
     done = subprocess.run(
         command,

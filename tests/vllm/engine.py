@@ -6,6 +6,7 @@ and arguments over a socket of this machine.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -15,6 +16,12 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+needs_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="needs vLLM (make vllm-test)"
+)
 
 KEY = b"rvdcomm"
 PROMPTS = [[1, 2, 3, number] for number in range(8)]

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.engine import Remote, serving
+from tests.vllm.engine import Remote, needs_vllm, serving
 from tests.vllm.models import folder
 from tests.vllm.trainers import Trainer
+
+pytestmark = needs_vllm
 
 TRAINER_KILLS = int(os.environ.get("RVDCOMM_KILLS", "8"))
 WORKER_KILLS = max(TRAINER_KILLS // 8, 1)

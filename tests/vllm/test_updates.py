@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.vllm.engine import Remote, serving
+from tests.vllm.engine import Remote, needs_vllm, serving
 from tests.vllm.models import FAMILIES, folder
 from tests.vllm.trainers import SOURCES, Trainer
+
+pytestmark = needs_vllm
 
 SEEDS = [1, 2, 3]
 
