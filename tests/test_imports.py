@@ -14,7 +14,8 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 PACKAGES = ("rvdcomm", "superscaler_core")
 
 OWN = {
-    "tests/dist": {"rvdcomm.run", "rvdcomm.api"},
+    "tests/dist": {"rvdcomm.run", "rvdcomm.api", "rvdcomm.interop"},
+    "tests/vllm": {"rvdcomm.interop"},
     "tests/cuda": {"rvdcomm.run"},
     "tests/test_package.py": {"rvdcomm.run"},
     "tests/superscaler_core/front_end": {

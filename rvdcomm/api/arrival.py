@@ -89,7 +89,7 @@ class Arrival:
 def digest(tensor: Tensor, box: Box | None = None) -> int:
     """The digest of a shard that holds ``box`` of a whole tensor, computed where the shard lies.
 
-    Law (tests/api/test_arrival.py): digests of boxes that tile a tensor add up, modulo 2**64, to
+    Law (tests/arrival/test_digests.py): digests of boxes that tile a tensor add up, modulo 2**64, to
     the digest of the tensor, for all strides, dtypes and devices. docs/many.md defines it.
 
     Args:

@@ -15,6 +15,7 @@ from rvdcomm.interop.vllm.held import Held, Weight, held_by
 from rvdcomm.interop.vllm.joint import Joint, joint_store
 from rvdcomm.interop.vllm.meeting import end_together, meet
 from rvdcomm.interop.vllm.receiver import InitInfo, loaded_key
+from rvdcomm.run import World, exchange_posts
 
 
 class Client(Protocol):
@@ -131,9 +132,11 @@ class Sender:
             made = joint_store(host, port, secs, is_host=True)
             port = made.port
         if self.num_trainers > 1 and dist.is_initialized():
-            told = [port]
-            dist.broadcast_object_list(told, 0)
-            port = told[0]
+            world = World.of(None)
+            posts = exchange_posts(
+                world, range(dist.get_world_size()), {"port": port}, "trainers learn the port"
+            )
+            port = max(post["port"] for post in posts.values())
         return made or joint_store(host, port, secs, is_host=False), port
 
     def _join(self, info: InitInfo) -> None:
