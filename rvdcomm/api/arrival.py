@@ -89,8 +89,8 @@ class Arrival:
 def digest(tensor: Tensor, box: Box | None = None) -> int:
     """The digest of a shard that holds ``box`` of a whole tensor, computed where the shard lies.
 
-    Law (tests/arrival/test_digests.py): digests of boxes that tile a tensor add up, modulo 2**64, to
-    the digest of the tensor, for all strides, dtypes and devices. docs/many.md defines it.
+    Law (tests/arrival/test_digests.py): digests of boxes that tile a tensor add up, modulo 2**64,
+    to the digest of the tensor, for all strides, dtypes and devices. docs/many.md defines it.
 
     Args:
         tensor: the shard, ``[*box.shape]``, maybe strided; any dtype that can be moved.

@@ -134,7 +134,7 @@ class Sender:
         if self.num_trainers > 1 and dist.is_initialized():
             world = World.of(None)
             posts = exchange_posts(
-                world, range(dist.get_world_size()), {"port": port}, "trainers learn the port"
+                world, tuple(range(world.size)), {"port": port}, "trainers learn the port"
             )
             port = max(post["port"] for post in posts.values())
         return made or joint_store(host, port, secs, is_host=False), port
