@@ -81,6 +81,10 @@ def table(result: dict[str, Any]) -> str:
             f"worker {worker}: share {bytes_text(share)}, received {got / share:.4f} of it at its "
             "sockets"
         )
+        for peer, num_bytes in result["worker_bytes_of_peers"][worker].items():
+            lines.append(f"  {peer} by its rules: {num_bytes / share:.4f} of it")
+    gathered = result["trainer_bytes_of_sharded_rdt"]
+    lines.append(f"each trainer would gather {bytes_text(gathered)} for sharded_rdt, and 0 for rvd")
     return "\n".join(lines)
 
 

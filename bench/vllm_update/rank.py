@@ -16,8 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bench.vllm_update.peers import bytes_into, gathered_bytes
+
 WORKERS = 2
 DONE = "done"
+PORT = 29871
+"""Of the store at which trainers and workers meet; hosts are emulated, and nobody else is there."""
 
 
 def main(config: dict[str, Any]) -> None:
@@ -108,13 +112,9 @@ def _train(
     shards = {name: distribute_tensor(t, mesh, [Shard(0)]) for name, t in state.items()}
     client = _StoreClient() if rank == 0 else None
     host = os.environ["MASTER_ADDR"]
-    port = [0]
-    if rank == 0:
-        port[0] = 29871
-    dist.broadcast_object_list(port, 0, group=trainers)
     sender = Sender(
         lambda: shards, client, rank=rank, num_trainers=2, num_workers=WORKERS, host=host,
-        port=port[0], executor="dist", secs=300,
+        port=PORT, executor="dist", secs=300,
     )  # fmt: skip
     secs: dict[str, list[float]] = {way: [] for way in ("rvd", "whole", "shards")}
     moved: list[list[int]] = []
@@ -139,42 +139,50 @@ def _train(
             moved = [
                 [share, got - had] for (share, got), (_, had) in zip(after, before, strict=True)
             ]
+    by_rules = client.call("peers") if client else []
     sender.close()
     if client is None:
         return
     client.call(DONE)
+    model_bytes = sum(t.nbytes for t in state.values())
     found = {
-        "model_bytes": sum(t.nbytes for t in state.values()),
+        "model_bytes": model_bytes,
         "secs": secs,
         "load_secs": client.finish_secs[1:],
         "worker_bytes": moved,
+        "worker_bytes_of_peers": by_rules,
+        "trainer_bytes_of_sharded_rdt": gathered_bytes(model_bytes, 2),
     }
     (folder / "found.json").write_text(json.dumps(found))
 
 
 def _broadcast(rank: int, way: str, state: dict[str, Tensor], groups: Any) -> None:
-    """The trainers' part of a broadcast by hand."""
-    if way == "whole" and rank == 0:
-        for tensor in state.values():
-            dist.broadcast(tensor, 0, group=groups[0])
-    if way == "shards":
-        for tensor in state.values():
-            dist.broadcast(tensor.chunk(2)[rank], rank, group=groups[rank])
+    """The trainers' part of a broadcast by hand; all tensors are on their way at once."""
+    if way == "whole" and rank != 0:
+        return
+    works = [
+        dist.broadcast(
+            tensor if way == "whole" else tensor.chunk(2)[rank],
+            rank,
+            group=groups[rank],
+            async_op=True,
+        )
+        for tensor in state.values()
+    ]
+    for work in works:
+        work.wait()
 
 
 def _take(way: str, shapes: dict[str, tuple[int, ...]], groups: Any) -> None:
     """What ranks 2 and 3 take of a broadcast."""
-    for shape in shapes.values():
-        whole = torch.empty(shape)
-        if way == "whole":
-            dist.broadcast(whole, 0, group=groups[0])
-            continue
-        works = [
-            dist.broadcast(half, trainer, group=groups[trainer], async_op=True)
-            for trainer, half in enumerate(whole.chunk(2))
-        ]
-        for work in works:
-            work.wait()
+    sources = range(1 if way == "whole" else 2)
+    works = [
+        dist.broadcast(part, trainer, group=groups[trainer], async_op=True)
+        for shape in shapes.values()
+        for trainer, part in zip(sources, torch.empty(shape).chunk(len(sources)), strict=True)
+    ]
+    for work in works:
+        work.wait()
 
 
 def _serve(
@@ -223,6 +231,8 @@ def _answer(llm: Any, method: str, argument: Any) -> Any:
 
     if method == "received":
         return [[share, _received(pid)] for pid, share in llm.collective_rpc(_pid_and_share)]
+    if method == "peers":
+        return llm.collective_rpc(bytes_into)
     client = LocalClient(llm)
     if method in ("broadcast", DONE):
         return None

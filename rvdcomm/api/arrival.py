@@ -80,13 +80,22 @@ class Arrival:
     unproved: Mapping[str, str]
     differences: tuple[Difference, ...] = ()
 
+    def __add__(self, other: Arrival) -> Arrival:
+        """What two calls found, of other tensors each."""
+        return Arrival(
+            self.num_tensors + other.num_tensors,
+            self.num_bytes + other.num_bytes,
+            {**self.unproved, **other.unproved},
+            self.differences + other.differences,
+        )
+
     def __str__(self) -> str:
         end = f", {len(self.unproved)} not compared" if self.unproved else ""
         found = f"{len(self.differences)} shards differ" if self.differences else "all arrived"
         return f"{self.num_tensors} tensors, {bytes_text(self.num_bytes)}: {found}{end}"
 
 
-def digest(tensor: Tensor, box: Box | None = None) -> int:
+def digest(tensor: Tensor, box: Box | str | None = None) -> int:
     """The digest of a shard that holds ``box`` of a whole tensor, computed where the shard lies.
 
     Law (tests/arrival/test_digests.py): digests of boxes that tile a tensor add up, modulo 2**64,
@@ -94,7 +103,8 @@ def digest(tensor: Tensor, box: Box | None = None) -> int:
 
     Args:
         tensor: the shard, ``[*box.shape]``, maybe strided; any dtype that can be moved.
-        box: the part of the whole tensor that the shard holds; the shard is the whole if None.
+        box: the part of the whole tensor that the shard holds, or its text; the shard is the whole
+            if None.
 
     Returns:
         A number below 2**64; 0 for an empty box.
@@ -112,9 +122,8 @@ def digest(tensor: Tensor, box: Box | None = None) -> int:
     fault = fault_of(tensor)
     if fault is not None:
         raise LayoutError(f"digest: the tensor {fault}")
-    if box is None:
-        box = Box.of_shape(tensor.shape)
-    elif tuple(tensor.shape) != box.shape:
+    box = Box.of_shape(tensor.shape) if box is None else Box.parse(str(box))
+    if tuple(tensor.shape) != box.shape:
         raise ShapeMismatchError(
             f"digest: the tensor is {list(tensor.shape)}, and box {box} is {list(box.shape)}."
         )

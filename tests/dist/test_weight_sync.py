@@ -24,7 +24,6 @@ import rvdcomm as rv
 from rvdcomm.interop.vllm import Sender
 from rvdcomm.interop.vllm.receiver import InitInfo, Receiver
 from rvdcomm.interop.vllm.record import recorded
-from rvdcomm.interop.vllm.staging import Staging
 from tests.dist.on_ranks import on_ranks
 from tests.interop.vllm.loaders import SHAPES, Engine, checkpoint, loaded
 
@@ -70,7 +69,10 @@ class Worker:
     def __init__(self, rank: int, dtype: torch.dtype) -> None:
         self.rank, self.engine = rank, Engine(rank, WORKERS, dtype)
         self.receiver = Receiver(
-            lambda metas: recorded(self.engine.without_data().load_weights, metas, CPU), CPU
+            lambda metas: recorded(self.engine.without_data().load_weights, metas, CPU),
+            lambda weights: self.engine.load_weights(weights),
+            CPU,
+            WORKERS,
         )
         self.versions: list[str | None] = []
 
@@ -83,12 +85,9 @@ class Worker:
         elif method == "update":
             self.receiver.begin(argument["number"])
         elif method == "finish":
-            self.receiver.finish(self.load)
+            self.receiver.finish()
             self.receiver.is_open = False
             self.versions.append(argument)
-
-    def load(self, staging: Staging) -> None:
-        self.engine.load_weights(staging.tensors(self.receiver.record.whole))
 
     def serve(self, store: Any, see: Callable[[str, Worker], None]) -> None:
         """Answer calls until ``stop``; ``see`` is called after each."""
@@ -167,10 +166,13 @@ def pairs(weights: dict[str, Tensor], rank: int) -> Any:
 SOURCES = {each.__name__: each for each in (whole, fsdp, parts, strided, pairs)}
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    "source, staging",
+    [*((source, True) for source in SOURCES), ("fsdp", False), ("parts", False), ("pairs", False)],
+)
 @on_ranks(4, is_last=True)
 def test_workers_have_what_a_loaded_checkpoint_gives_them(
-    rank: int, tmp_path: Any, source: str
+    rank: int, tmp_path: Any, source: str, staging: bool
 ) -> None:
     trains, store = is_trainer(rank, tmp_path)
     dtype = torch.bfloat16 if source == "fsdp" else torch.float32
@@ -179,8 +181,9 @@ def test_workers_have_what_a_loaded_checkpoint_gives_them(
         client = StoreClient(store) if rank == 0 else None
         now |= checkpoint(0)
         sender = Sender(
-            lambda: SOURCES[source](now, rank), client, num_workers=2, secs=15, proof=True
-        )
+            lambda: SOURCES[source](now, rank), client, num_workers=2, secs=15, proof=True,
+            staging=staging,
+        )  # fmt: skip
         for version in range(1, 4):
             now.update(checkpoint(version))
             sender.send(f"v{version}")
@@ -192,7 +195,8 @@ def test_workers_have_what_a_loaded_checkpoint_gives_them(
         return
 
     def see(method: str, worker: Worker) -> None:
-        version = len(worker.versions)
+        # Without staging, an update is loaded while it arrives.
+        version = len(worker.versions) + (method == "update" and not staging)
         wanted = loaded(worker.rank, WORKERS, checkpoint(version), dtype)
         for name, parameter in worker.engine.parameters.items():
             values = wanted[name] if version else torch.full_like(parameter, 7)
@@ -282,9 +286,140 @@ def test_workers_keep_their_weights_when_a_trainer_dies(rank: int, tmp_path: Any
         if updates == 2:
             break
     begun = time.monotonic()
-    worker.receiver.finish(worker.load)
+    worker.receiver.finish()
     assert isinstance(worker.receiver.failure, rv.CommError)
     assert time.monotonic() - begun < 10
     wanted = loaded(worker.rank, WORKERS, checkpoint(2), torch.float32)
     for name, parameter in worker.engine.parameters.items():
         assert torch.equal(parameter, wanted[name])
+
+
+@pytest.mark.parametrize("staging", [True, False])
+@on_ranks(4, is_last=True)
+def test_tensors_that_are_not_those_of_before_are_refused_on_all_ranks(
+    rank: int, tmp_path: Any, staging: bool
+) -> None:
+    """Others than a rank offered: the engine keeps its weights, and the next update works."""
+    trains, store = is_trainer(rank, tmp_path)
+    if not trains:
+        worker = Worker(rank - TRAINERS, torch.float32)
+        worker.serve(store, lambda *_: None)
+        assert worker.versions == ["v1"]
+        wanted = loaded(worker.rank, WORKERS, checkpoint(1), torch.float32)
+        for name, parameter in worker.engine.parameters.items():
+            assert torch.equal(parameter, wanted[name])
+        return
+    client = StoreClient(store) if rank == 0 else None
+    layout = rv.Layout((8, 8), "R(1)V(1)D(2,1)", [0, 1])
+    good = checkpoint(1)
+    now: dict[str, Any] = {}
+
+    def shards(dtype: torch.dtype = torch.float32, **other: Any) -> dict[str, Any]:
+        o = good["o"].chunk(2)[rank].to(dtype)
+        return good | {"o": (o, layout)} | (other if rank == 1 else {})
+
+    now = shards()
+    sender = Sender(lambda: now, client, num_workers=2, secs=15, staging=staging)
+    swapped = good["o"].chunk(2)[1], rv.Layout((8, 8), "R(1)V(1)D(2,1)", [1, 0])
+    grown = torch.zeros(8, 16), rv.Layout((16, 16), "R(1)V(1)D(2,1)", [0, 1])
+    for wrong, said in (
+        (shards(o=swapped), "passes torch.float32 .*and it offered"),
+        (shards(o=grown), "passes torch.float32 .*and it offered"),
+        (shards(torch.bfloat16), "passes torch.bfloat16"),
+        (shards(extra=torch.ones(2)), "it offered nothing"),
+        ({"o": shards()["o"]}, "passes nothing, and it offered"),
+        (shards(norm=None), "tensor 'norm': rank 1 of the trainer passes NoneType"),
+    ):
+        now = wrong
+        with pytest.raises(rv.LayoutError, match=said):
+            sender.send("wrong")
+    now = shards()
+    sender.send("v1")
+    sender.close()
+    if client is not None:
+        client.stop()
+
+
+@on_ranks(4, is_last=True)
+def test_a_sender_whose_engine_left_says_so_and_does_not_disturb_the_next(
+    rank: int, tmp_path: Any
+) -> None:
+    trains, store = is_trainer(rank, tmp_path)
+    if not trains:
+        worker = Worker(rank - TRAINERS, torch.float32)
+        worker.serve(store, lambda *_: None)
+        assert worker.versions == ["first", "second"]
+        return
+    client = StoreClient(store) if rank == 0 else None
+
+    def made() -> Sender:
+        return Sender(lambda: checkpoint(1) if rank == 0 else {}, client, num_workers=2, secs=15)
+
+    first = made()
+    first.send("first")
+    second = made()
+    with pytest.raises(rv.CommError, match=r"worker [01]: CommError: it left this trainer"):
+        first.send("lost")
+    second.send("second")
+    dist.barrier()
+    if rank == 1:
+        second.close()
+    dist.barrier()
+    with pytest.raises(rv.CommError, match="closed"):
+        second.send("closed")
+    if client is not None:
+        client.stop()
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+@on_ranks(4, is_last=True)
+def test_another_number_of_workers_is_an_error_on_all_trainers(
+    rank: int, tmp_path: Any, num_workers: int
+) -> None:
+    trains, store = is_trainer(rank, tmp_path)
+    if not trains:
+        Worker(rank - TRAINERS, torch.float32).serve(store, lambda *_: None)
+        return
+    client = StoreClient(store) if rank == 0 else None
+    said = "num_workers=1, and the engine has 2" if num_workers == 1 else "Missing: worker 2"
+    with pytest.raises(rv.CommError, match=said):
+        Sender(lambda: whole(checkpoint(1), rank), client, num_workers=num_workers, secs=3)
+    if client is not None:
+        client.stop()
+
+
+@on_ranks(2, is_last=True)
+def test_a_first_rank_without_a_client_is_an_error_on_all_trainers(
+    rank: int, tmp_path: Any
+) -> None:
+    with pytest.raises(rv.CommError, match="client=None on rank 0"):
+        Sender(lambda: whole(checkpoint(1), rank), None, num_workers=1, secs=5)
+    with pytest.raises(rv.LayoutError, match="default process group of the 3 trainers"):
+        Sender(dict, None, num_workers=1, num_trainers=3, rank=rank, secs=5)
+
+
+@pytest.mark.parametrize("staging", [True, False])
+@on_ranks(4, is_last=True)
+def test_an_engine_that_refuses_an_update_is_an_error_on_all_trainers(
+    rank: int, tmp_path: Any, staging: bool
+) -> None:
+    trains, store = is_trainer(rank, tmp_path)
+    if not trains:
+        with suppress(RuntimeError):
+            Worker(rank - TRAINERS, torch.float32).serve(store, lambda *_: None)
+        return
+
+    class Refusing(StoreClient):
+        def update_weights(self, update_info: dict[str, Any]) -> None:
+            raise RuntimeError("busy")
+
+    client = Refusing(store) if rank == 0 else None
+    sender = Sender(
+        lambda: whole(checkpoint(1), rank), client, num_workers=2, secs=5, staging=staging
+    )
+    begun = time.monotonic()
+    with pytest.raises(rv.CommError, match="busy"):
+        sender.send("v1")
+    assert time.monotonic() - begun < 4
+    if client is not None:
+        client.stop()

@@ -38,10 +38,12 @@ def made(family: str, seed: int) -> Any:
                 **_SIZES, head_dim=32, sliding_window=32, layer_types=kinds
             )
             model = hf.Gemma3ForCausalLM(config)
-    # Other values than those that vLLM gives what it does not load: ones, zeros.
+    # Other values than those that vLLM gives what it does not load: ones, zeros. Layers are made so
+    # strong that a model with a tied head does more than repeat the last word.
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.02 * torch.randn_like(parameter))
+        for name, parameter in model.named_parameters():
+            strength = 0.3 if ".layers." in name else 0.02
+            parameter.add_(strength * torch.randn_like(parameter))
     return model
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.vllm.engine import Remote, needs_vllm, serving
 from tests.vllm.models import FAMILIES, folder
-from tests.vllm.trainers import SOURCES, Trainer
+from tests.vllm.trainers import LACKING, SOURCES, Trainer
 
 pytestmark = needs_vllm
 
@@ -69,5 +69,33 @@ def test_an_engine_serves_what_was_sent(
             if wanted is not None:
                 assert after == wanted
         assert all(each["whole"] == {} for each in remote.workers())
+    finally:
+        trainer.close()
+
+
+def test_an_update_is_loaded_layer_by_layer_without_staging(
+    engine: tuple[str, int, Remote], root: Path, tmp_path: Path
+) -> None:
+    family, tp, remote = engine
+    trainer = Trainer("fsdp2", family, remote, tp, tmp_path / "trainer", [4, 5], staging=False)
+    try:
+        for seed in (4, 5):
+            assert [error for _, error in trainer.send()] == ["", ""]
+            assert remote.version() == f"seed-{seed}"
+            assert remote.faults(str(folder(family, seed, root))) == []
+    finally:
+        trainer.close()
+
+
+def test_a_checkpoint_that_lacks_a_part_of_a_parameter_is_refused(
+    engine: tuple[str, int, Remote], tmp_path: Path
+) -> None:
+    family, tp, remote = engine
+    before = remote.version(), remote.tokens()
+    trainer = Trainer(LACKING, family, remote, tp, tmp_path / "trainer", [6])
+    try:
+        ((_, error),) = trainer.send()
+        assert "model.layers.0.self_attn.qkv_proj.weight (" in error
+        assert (remote.version(), remote.tokens()) == before
     finally:
         trainer.close()

@@ -26,6 +26,13 @@ def plain(family: str) -> tuple[Give, Set]:
     return model.state_dict, lambda seed: _set(model, family, seed)
 
 
+def lacking(family: str) -> tuple[Give, Set]:
+    """Whole tensors, without one that is a part of a fused parameter."""
+    give, set_to = plain(family)
+    lacks = "model.layers.0.self_attn.k_proj.weight"
+    return lambda: {n: t for n, t in give().items() if n != lacks}, set_to
+
+
 def fsdp2(family: str) -> tuple[Give, Set]:
     """FSDP2 over all ranks."""
     from torch.distributed.fsdp import fully_shard
@@ -71,6 +78,10 @@ SOURCES: dict[str, tuple[int, Callable[[str], tuple[Give, Set]]]] = {
 }
 
 
+LACKING = "lacking"
+"""A trainer that engines refuse."""
+
+
 def _set(model: Any, family: str, seed: int) -> None:
     with torch.no_grad():
         for name, value in made(family, seed).state_dict().items():
@@ -86,18 +97,21 @@ def _rank(
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    give, set_to = SOURCES[source][1](family)
-    sender = Sender(give, Remote(address) if rank == 0 else None, num_workers=tp, **options)
+    give, set_to = (lacking if source == LACKING else SOURCES[source][1])(family)
+    client = Remote(address) if rank == 0 else None
+    sender: Sender | None = None
     for seed in seeds:
         set_to(seed)
         pipes.recv()
         begun = time.monotonic()
         try:
+            sender = sender or Sender(give, client, num_workers=tp, **options)
             sender.send(f"seed-{seed}")
             pipes.send((time.monotonic() - begun, ""))
         except Exception as error:
             pipes.send((time.monotonic() - begun, f"{type(error).__name__}: {error}"))
             raise
+    assert sender is not None
     sender.close()
     dist.destroy_process_group()
 
@@ -109,7 +123,7 @@ class Trainer:
         self, source: str, family: str, engine: Remote, tp: int, folder: Path, seeds: list[int],
         **options: Any,
     ) -> None:  # fmt: skip
-        size = SOURCES[source][0]
+        size = 1 if source == LACKING else SOURCES[source][0]
         spawn = multiprocessing.get_context("spawn")
         os.environ["OMP_NUM_THREADS"] = "1"
         folder.mkdir()

@@ -54,6 +54,7 @@ def faults(self: Any, checkpoint: str) -> list[str]:
     from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
 
     model = self.model_runner.get_model()
+    tied = private.tied(model)
     wanted: dict[str, Tensor] = {}
     with private.without_data(model):
         for module_name, layer in model.named_modules():
@@ -63,9 +64,12 @@ def faults(self: Any, checkpoint: str) -> list[str]:
                 wanted[f"{module_name}.{name}"] = made
         tensors = load_file(f"{checkpoint}/model.safetensors")
         model.load_weights(tensors.items())
+        # A checkpoint has one tensor for tied parameters.
         parameters = private.parameters(model)
-        for name, follower in self.weight_transfer_engine._followers:
-            parameters[follower].weight_loader(parameters[follower], tensors[name])
+        for names in tied:
+            for missing in set(names) - set(tensors):
+                (source,) = set(names) & set(tensors)
+                parameters[missing].weight_loader(parameters[missing], tensors[source])
     found = []
     num_compared = 0
     for module_name, seen in _seen.items():

@@ -10,12 +10,14 @@ from rvdcomm.interop.dtensor.placements import (
     sharding_of,
     sharding_of_dtensor,
 )
+from rvdcomm.interop.dtensor.private import key_of, spec_of
 from rvdcomm.interop.dtensor.redistribute import placeholder, redistribute
 from rvdcomm.interop.dtensor.slabs import slabs_of, slices_of
 
 __all__ = [
     "Tally",
     "check_sums",
+    "key_of",
     "layout_of",
     "layout_of_dtensor",
     "local_tensor",
@@ -28,5 +30,6 @@ __all__ = [
     "sharding_of_dtensor",
     "slabs_of",
     "slices_of",
+    "spec_of",
     "union_of",
 ]

@@ -15,10 +15,11 @@ from rvdcomm import LayoutError
 from rvdcomm.interop.vllm import private
 from rvdcomm.interop.vllm.receiver import InitInfo, Receiver
 from rvdcomm.interop.vllm.record import Record, TensorMeta, recorded
-from rvdcomm.interop.vllm.staging import Staging
+from rvdcomm.interop.vllm.recorded import CheckpointTensor
 from rvdcomm.units import bytes_text
 
-logger = init_logger(__name__)
+# Below the logger of vLLM, which has a handler.
+logger = init_logger(f"vllm.{__name__}")
 
 
 @dataclass
@@ -42,7 +43,9 @@ class RvdWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: Any) -> None:
         super().__init__(config, vllm_config, device, model)
-        self._receiver = Receiver(self._recorded, device)
+        of = self.parallel_config
+        num_workers = of.data_parallel_size * of.world_size
+        self._receiver = Receiver(self._recorded, self._load, device, num_workers)
         # Checkpoint tensors, each with a parameter that is tied to the one that its loader fills:
         # vLLM's reload would leave what its layer has packed for the kernels as it was.
         self._followers: list[tuple[str, str]] = []
@@ -64,7 +67,7 @@ class RvdWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         )
 
     def start_weight_update(self) -> None:
-        """The model serves its old weights as before."""
+        """The model serves its old weights as before; without staging, until the update begins."""
         self._receiver.is_open = True
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -77,18 +80,26 @@ class RvdWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def finish_weight_update(self) -> None:
         """Load the update; the old weights stay if it failed before."""
-        self._receiver.finish(self._load)
+        self._receiver.finish()
         self._receiver.is_open = False
         if self._receiver.failure is not None:
             logger.error("rvdcomm: the update is not loaded: %s", self._receiver.failure)
 
-    def _load(self, staging: Staging) -> None:
+    def _load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
+        kept: dict[str, Tensor] = {}
+
+        def passing() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in weights:
+                if any(name == source for source, _ in self._followers):
+                    kept[name] = tensor
+                yield name, tensor
+
         with private.reload(self.model, self.model_config, self.device):
-            self.model.load_weights(staging.tensors(self._receiver.record.whole))
+            self.model.load_weights(passing())
             parameters = private.parameters(self.model)
             for name, follower in self._followers:
                 parameter: Any = parameters[follower]
-                parameter.weight_loader(parameter, staging.tensor(name))
+                parameter.weight_loader(parameter, kept[name])
 
     def shutdown(self) -> None:
         """Leave the trainer."""
@@ -100,17 +111,39 @@ class RvdWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         tied = private.tied(self.model)
         with private.without_data(self.model):
             record = recorded(self.model.load_weights, metas, self.device)
-            self._followers = list(_followers(record, tied, private.parameters(self.model)))
-        # As vLLM's own loader asks it: other loaders do not say what they fill.
-        if record.loaded is not None and self.model_config.quantization is None:
-            missing = sorted(needed - record.loaded)
-            if missing:
+            parameters = private.parameters(self.model)
+            if kept := _kept(parameters):
+                record = recorded(self.model.load_weights, metas, self.device, kept)
+                parameters = private.parameters(self.model)
+            self._followers = list(_followers(record, tied, parameters))
+            written = {n: record.writes.num_elements(p) for n, p in parameters.items()}
+            partly = [
+                f"{name} ({written[name]} of {p.numel()} elements)"
+                for name, p in parameters.items()
+                if 0 < written[name] < p.numel()
+            ]
+        # Loaders of quantised parameters may fill them later, from others.
+        if self.model_config.quantization is None:
+            followers = {follower for _, follower in self._followers}
+            loaded = {name for name, n in written.items() if n} | (record.loaded or set())
+            missing = sorted(needed - loaded - followers)
+            if missing or partly:
                 raise LayoutError(
-                    f"{len(missing)} parameters of the engine would keep their old values, because "
-                    f"no tensor of the trainer fills them: {', '.join(missing[:5])}. Pass all "
-                    "tensors of the checkpoint, with its names."
+                    f"{len(missing) + len(partly)} parameters of the engine would not get all of "
+                    "their values, because no tensor of the trainer has them: "
+                    f"{', '.join([*missing, *partly][:5])}. Pass all tensors of the checkpoint, "
+                    "with its names."
                 )
         return record
+
+
+def _kept(parameters: Mapping[str, Tensor]) -> dict[str, str]:
+    """Tensors of the checkpoint that a loader made parameters of, instead of copying them."""
+    return {
+        tensor.entry: "its loader keeps the tensor"
+        for tensor in parameters.values()
+        if isinstance(tensor, CheckpointTensor)
+    }
 
 
 def _followers(

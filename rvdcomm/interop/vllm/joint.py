@@ -20,6 +20,9 @@ _dist: Any = dist
 
 _POLL_SECS = 0.02
 
+_GAVE_UP = "gave up"
+"""The key at which a rank that leaves the group says why."""
+
 
 @dataclass(frozen=True)
 class Joint:
@@ -86,7 +89,7 @@ class Joint:
         """The text that another rank posts.
 
         Raises:
-            CommError: it did not come in time, a rank is dead, or one gave up.
+            CommError: it did not come in time, a rank is dead, or one gave up or left.
         """
         return self._waited(lambda: self._posted(key), f"waits for {key!r}")
 
@@ -113,24 +116,48 @@ class Joint:
 
     def _posted(self, key: str) -> str | None:
         try:
-            if self.store.check(["gave up"]):
-                raise CommError(self.store.get("gave up").decode())
-            return str(self.store.get(key).decode()) if self.store.check([key]) else None
+            if self.store.check([key]):
+                return str(self.store.get(key).decode())
         except dist.DistError as error:
-            raise CommError(
-                f"rank {self.rank} waits for {key!r}: the first trainer, which hosts the store, is "
-                f"gone ({error})."
-            ) from None
+            raise self._storeless(error) from None
+        self.check()
+        return None
+
+    def check(self) -> None:
+        """Raise the CommError of a rank that gave up or left."""
+        try:
+            if self.store.check([_GAVE_UP]):
+                raise CommError(self.store.get(_GAVE_UP).decode())
+        except dist.DistError as error:
+            raise self._storeless(error) from None
+
+    def _storeless(self, error: BaseException) -> CommError:
+        return CommError(
+            f"rank {self.rank}: the first trainer, which hosts the store, is gone ({error})."
+        )
 
     def give_up(self, error: BaseException) -> None:
         """Let ranks that wait for this one raise ``error`` instead."""
-        self.tell("gave up", f"rank {self.rank}: {type(error).__name__}: {error}")
+        self.tell(_GAVE_UP, f"{self.name(self.rank)}: {type(error).__name__}: {error}")
+
+    def name(self, rank: int) -> str:
+        """A rank in words."""
+        is_trainer = rank < self.num_trainers
+        return f"trainer {rank}" if is_trainer else f"worker {rank - self.num_trainers}"
 
     def _meet(self) -> None:
         """Wait until all ranks are there, so that connecting takes no longer than it should."""
         self.tell(f"here/{self.rank}")
-        for rank in self.everybody:
-            self.told(f"here/{rank}")
+
+        def missing() -> list[int]:
+            return [rank for rank in self.everybody if self._posted(f"here/{rank}") is None]
+
+        what = f"expects {self.num_trainers} trainers and {len(self.workers)} workers (num_workers)"
+        try:
+            self._waited(lambda: None if missing() else "", what)
+        except CommError as error:
+            absent = ", ".join(map(self.name, missing()))
+            raise CommError(f"{error} Missing: {absent or 'nobody'}.") from None
 
 
 def joint_store(host: str, port: int, secs: float, *, is_host: bool) -> Any:

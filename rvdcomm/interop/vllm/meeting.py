@@ -75,6 +75,16 @@ def meet(
     return Transfer(offers, needed), any(post["open"] for post in posts.values())
 
 
+def begin_together(joint: Joint, number: int, fault: LayoutError | None) -> None:
+    """Tell all ranks whether this one can take part in an update; collective over the joint group.
+
+    Raises:
+        LayoutError: a rank cannot; the same on all ranks, which may try again.
+        CommError: a rank failed.
+    """
+    compare_requests(joint.world, joint.everybody, {}, f"the begin of update {number}", fault=fault)
+
+
 def end_together(joint: Joint, number: int, error: Exception | None) -> None:
     """Tell all ranks that this one has all of an update; collective over the joint group.
 

@@ -9,7 +9,7 @@ needs the data, and raises ``NotRecordedError``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,32 @@ from rvdcomm.interop.vllm.window import Window
 _ATEN = torch.ops.aten
 _SAME_ELEMENTS = (_ATEN.clone.default, _ATEN.detach.default, _ATEN.alias.default)
 """Ops whose result has the elements of their argument, in the same places."""
+
+_VIEWS = frozenset(
+    {
+        _ATEN._unsafe_view.default,
+        _ATEN.diagonal.default,
+        _ATEN.expand.default,
+        _ATEN.permute.default,
+        _ATEN.select.int,
+        _ATEN.slice.Tensor,
+        _ATEN.split.Tensor,
+        _ATEN.split_with_sizes.default,
+        _ATEN.squeeze.default,
+        _ATEN.squeeze.dim,
+        _ATEN.squeeze.dims,
+        _ATEN.t.default,
+        _ATEN.transpose.int,
+        _ATEN.unbind.int,
+        _ATEN.unfold.default,
+        _ATEN.unsqueeze.default,
+        _ATEN.view.default,
+    }
+)
+"""Views whose elements follow from the shape of their argument alone.
+
+Others need its data or its strides, which a copy may have changed: ``view(dtype)``, ``as_strided``.
+"""
 
 
 class NotRecordedError(Exception):
@@ -36,6 +62,9 @@ class Reader(Protocol):
 
     def copy(self, dst: Tensor, src: CheckpointTensor) -> None:
         """Note that ``dst`` gets the values of ``src``, or let it get them."""
+
+    def refuse(self, error: NotRecordedError) -> None:
+        """Note an error that is raised; a loader may go on after it."""
 
 
 class CheckpointTensor(Tensor):
@@ -99,7 +128,15 @@ class CheckpointTensor(Tensor):
         try:
             return Window.of(self.whole_shape, at.shape, at.stride(), int(at.storage_offset()))
         except LayoutError as error:
-            raise NotRecordedError(self.entry, str(error)) from None
+            self._refuse(str(error))
+
+    def _refuse(self, reason: str) -> NoReturn:
+        error = NotRecordedError(self.entry, reason)
+        self.reader.refuse(error)
+        raise error
+
+    def __deepcopy__(self, memo: Any) -> CheckpointTensor:
+        return self._viewed(self.address)
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"CheckpointTensor({self.entry!r}, shape={tuple(self.shape)}, dtype={self.dtype})"
@@ -122,16 +159,16 @@ class CheckpointTensor(Tensor):
                 return source._converted(kwargs)
             if func in _SAME_ELEMENTS:
                 return source._viewed(source.address)
-            if func.is_view or func is _ATEN._unsafe_view.default:
+            if func in _VIEWS:
                 return source._through(func, args[1:], kwargs)
-        raise NotRecordedError(source.entry, f"its loader calls {func}")
+        source._refuse(f"its loader calls {func}")
 
     def _through(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The result of a view op, taken of the address."""
         try:
             found = func(self.address, *args, **kwargs)
         except RuntimeError as error:  # A view of what a copy would have made contiguous.
-            raise NotRecordedError(self.entry, str(error).splitlines()[0]) from None
+            self._refuse(str(error).splitlines()[0])
         return tree_map(lambda x: self._viewed(x) if isinstance(x, Tensor) else x, found)
 
     def _viewed(self, address: Tensor) -> CheckpointTensor:

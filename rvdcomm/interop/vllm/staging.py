@@ -17,19 +17,24 @@ class Staging:
 
     ``tensors`` gives them to a loader as the tensors of the checkpoint. A tensor of which the whole
     is held is an ordinary one; of all others, the loader may copy the views that were recorded.
+
+    Args:
+        metas: the tensors, as the checkpoint has them and loaders see them.
+        boxes: those that are held, by tensor.
+        dtypes: in which they are held; narrower ones where all loaders convert to them.
+        device: where the memory is.
     """
 
     def __init__(
         self,
         metas: Mapping[str, TensorMeta],
         boxes: Mapping[str, Sequence[Box]],
+        dtypes: Mapping[str, torch.dtype],
         device: torch.device,
     ) -> None:
         self.metas, self.boxes, self.device = metas, boxes, device
         self.held: dict[str, list[Tensor]] = {
-            name: [
-                torch.empty(box.shape, dtype=metas[name].dtype, device=device) for box in of_tensor
-            ]
+            name: [torch.empty(box.shape, dtype=dtypes[name], device=device) for box in of_tensor]
             for name, of_tensor in boxes.items()
         }
 
@@ -55,12 +60,16 @@ class Staging:
         shape, dtype = self.metas[name]
         return CheckpointTensor.whole(name, shape, dtype, self.device, self)
 
+    def refuse(self, error: NotRecordedError) -> None:
+        """Nothing: the loader did what it did when it was recorded, or the error ends it."""
+
     def copy(self, dst: Tensor, src: CheckpointTensor) -> None:
         """Fill ``dst`` with the values of a view; a ``dst`` without data gets none."""
-        if dst.device.type == "meta":
-            return
         window = src.window
-        for outer, held in zip(self.boxes.get(src.entry, ()), self.held[src.entry], strict=True):
+        if dst.device.type == "meta" or not window.num_elements:
+            return
+        boxes, of_tensor = self.boxes.get(src.entry, ()), self.held.get(src.entry, ())
+        for outer, held in zip(boxes, of_tensor, strict=True):
             if outer.contains(window.box):
                 values = window.read(held, outer)
                 for dtype in src.dtypes[1:]:
@@ -70,5 +79,5 @@ class Staging:
         raise NotRecordedError(
             src.entry,
             f"its loader reads {window.box} now, which it did not when it was recorded; this "
-            f"worker holds {', '.join(map(str, self.boxes.get(src.entry, ()))) or 'nothing'}",
+            f"worker holds {', '.join(map(str, boxes)) or 'nothing'}",
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import groupby, product
 from typing import Any
 
 import torch
@@ -159,17 +160,27 @@ class Transfer:
         return only if is_narrower and only is not None else own
 
     @cached_property
-    def metas(self) -> dict[str, TensorMeta]:
-        """Shape of every tensor, and its dtype as staged."""
-        return {
-            name: TensorMeta(offer.meta.shape, self.dtype(name))
-            for name, offer in self.offers.items()
-        }
+    def layers(self) -> tuple[Transfer, ...]:
+        """What moves of each layer, in the order of the trainers' tensors."""
+        found = []
+        for _, group in groupby(self.offers, _layer):
+            names = list(group)
+            needs = {
+                rank: {name: of[name] for name in names if name in of}
+                for rank, of in self.needs.items()
+            }
+            found.append(Transfer({name: self.offers[name] for name in names}, needs))
+        return tuple(found)
 
     def staging(self, rank: int, device: torch.device) -> Staging:
         """The memory of a worker."""
-        boxes = {name: need.boxes for name, need in self.needs[rank].items()}
-        return Staging(self.metas, boxes, device)
+        needs = self.needs[rank]
+        return Staging(
+            {name: offer.meta for name, offer in self.offers.items()},
+            {name: need.boxes for name, need in needs.items()},
+            {name: self.dtype(name) for name in needs},
+            device,
+        )
 
     def share_bytes(self, rank: int) -> int:
         """Bytes that a worker needs, as they travel."""
@@ -205,20 +216,24 @@ class Transfer:
 
     def move(
         self,
+        rank: int,
         tensors: Mapping[str, Tensor],
         out: Mapping[str, Tensor],
         options: rv.CallOptions,
-    ) -> None:
-        """Move all pieces; collective over trainers and workers."""
-        rv.redistribute_many(
-            tensors, self.src, self.dst, out=out, options=self._with_dtypes(options)
-        )
+        *,
+        proof: bool,
+    ) -> rv.Arrival | None:
+        """Move all pieces; collective over trainers and workers.
 
-    def prove(
-        self, tensors: Mapping[str, Tensor], out: Mapping[str, Tensor], options: rv.CallOptions
-    ) -> rv.Arrival:
-        """Compare digests of what moved; collective, with the errors of ``rvdcomm.prove``."""
-        return rv.prove(tensors, self.src, out, self.dst, options=self._with_dtypes(options))
+        Returns:
+            What was compared if ``proof``, with the errors of ``rvdcomm.prove``; None on ranks that
+            have no part in it.
+        """
+        if not any(rank in piece.src or rank in piece.dst for piece in self.pieces.values()):
+            return None
+        options = self._with_dtypes(options)
+        rv.redistribute_many(tensors, self.src, self.dst, out=out, options=options)
+        return rv.prove(tensors, self.src, out, self.dst, options=options) if proof else None
 
     def _with_dtypes(self, options: rv.CallOptions) -> rv.CallOptions:
         pieces = self.pieces.items()
@@ -236,6 +251,12 @@ class Transfer:
     def dst(self) -> dict[str, Layout]:
         """Layouts of the pieces at the workers."""
         return {key: piece.dst for key, piece in self.pieces.items()}
+
+
+def _layer(name: str) -> str:
+    """What tensors of one layer have in common: the name up to its first number."""
+    found = re.match(r"(.*?\.)?\d+\.", name)
+    return found.group() if found else name
 
 
 def _cropped(layout: Layout, box: Box, outer: Box) -> Layout:

@@ -19,10 +19,10 @@ def record_of(engine: Engine) -> Record:
     return recorded(engine.without_data().load_weights, metas(), CPU)
 
 
-def staging_of(record: Record, dtype: torch.dtype = torch.float32) -> Staging:
+def staging_of(record: Record) -> Staging:
     boxes = {name: joined(record.boxes(name)) for name in record.copies}
     boxes |= {name: (Box.of_shape(SHAPES[name]),) for name in record.whole}
-    return Staging(metas(dtype), boxes, CPU)
+    return Staging(metas(), boxes, dict.fromkeys(boxes, torch.float32), CPU)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -72,17 +72,19 @@ def test_dtypes_on_the_way_are_recorded() -> None:
 
 
 def test_a_conversion_on_the_way_is_made_in_turn() -> None:
-    param = torch.zeros(4)
+    param = torch.zeros(4, device="meta")
 
     def load(weights: object) -> None:
         for _, tensor in weights:  # type: ignore[attr-defined]
             param.copy_(tensor.to(torch.float16).to(torch.float32))
 
-    record = recorded(load, {"w": metas()["norm"]._replace(shape=(4,))}, CPU)
+    of_four = {"w": metas()["norm"]._replace(shape=(4,))}
+    record = recorded(load, of_four, CPU)
     assert record.wanted("w") is None
     values = torch.tensor([0.1, 1e-9, 70000.0, 3.0])
-    staging = Staging({"w": metas()["norm"]._replace(shape=(4,))}, {"w": (Box((0,), (4,)),)}, CPU)
+    staging = Staging(of_four, {"w": (Box((0,), (4,)),)}, {"w": torch.float32}, CPU)
     staging.held["w"][0].copy_(values)
+    param = torch.zeros(4)
     load(staging.tensors({}))
     assert torch.equal(param, values.half().float())
 
@@ -98,7 +100,8 @@ def test_an_error_of_a_loader_names_the_tensor() -> None:
 
 
 def test_a_view_that_was_not_recorded_is_refused_by_name() -> None:
-    staging = Staging(metas(), {"q": (Box((0, 0), (2, 8)),)}, CPU)
+    boxes = {"q": (Box((0, 0), (2, 8)),)}
+    staging = Staging(metas(), boxes, {"q": torch.float32}, CPU)
     tensors = dict(staging.tensors({}))
     with pytest.raises(NotRecordedError, match=r"q: its loader reads \[0:8,0:8\] now"):
         torch.empty(8, 8).copy_(tensors["q"])
