@@ -23,6 +23,7 @@ from bench.superscaler_duplex import command as duplex
 from bench.superscaler_predict import command as predict
 from bench.tables import markdown
 from bench.training import command as training
+from bench.vllm_update import command as vllm_update
 from bench.weights import command as weights
 
 
@@ -153,6 +154,7 @@ SECTIONS: Mapping[str, tuple[str, Section]] = {
     "overhead": ("overhead", _by_row(overhead.table)),
     "one_device": ("one_device --steps 50", _by_row(one_device.table)),
     "weights": ("weights --repetitions 15", printed(weights.table)),
+    "vllm_update": ("vllm_update", printed(vllm_update.table)),
     "weights-2x4-200mbit": (
         "weights --cluster 2x4 --rate 200mbit --methods many,each --repetitions 3",
         printed(weights.table),

@@ -1,0 +1,1 @@
+"""Updates of a vLLM engine on another host: ``python -m bench.vllm_update``."""
