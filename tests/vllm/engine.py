@@ -127,7 +127,9 @@ class Served:
         from vllm.inputs import TokensPrompt
 
         prompts = [TokensPrompt(prompt_token_ids=prompt) for prompt in PROMPTS]
-        params = SamplingParams(max_tokens=8, temperature=0, detokenize=False, logprobs=3)
+        params = SamplingParams(
+            max_tokens=8, temperature=0, detokenize=False, logprobs=3, ignore_eos=True
+        )
         found = self.llm.generate(prompts, params, use_tqdm=False)
         outputs = [each.outputs[0] for each in found]
         return [
