@@ -115,21 +115,27 @@ class Joint:
         return found
 
     def _posted(self, key: str) -> str | None:
+        found = self._stored(key)
+        if found is None:
+            try:
+                self.check()
+            except CommError:
+                found = self._stored(key)  # A rank posts first, and then leaves.
+                if found is None:
+                    raise
+        return found
+
+    def _stored(self, key: str) -> str | None:
         try:
-            if self.store.check([key]):
-                return str(self.store.get(key).decode())
+            return str(self.store.get(key).decode()) if self.store.check([key]) else None
         except dist.DistError as error:
             raise self._storeless(error) from None
-        self.check()
-        return None
 
     def check(self) -> None:
         """Raise the CommError of a rank that gave up or left."""
-        try:
-            if self.store.check([_GAVE_UP]):
-                raise CommError(self.store.get(_GAVE_UP).decode())
-        except dist.DistError as error:
-            raise self._storeless(error) from None
+        said = self._stored(_GAVE_UP)
+        if said is not None:
+            raise CommError(said)
 
     def _storeless(self, error: BaseException) -> CommError:
         return CommError(

@@ -25,6 +25,8 @@ SHAPES = {
     "norm": (HIDDEN,),
     "table": (HIDDEN, HIDDEN),
     "scale": (),
+    "small": (HIDDEN, HIDDEN),
+    "small_scale": (HIDDEN, 1),
     "unused": (5,),
 }
 
@@ -33,12 +35,18 @@ def checkpoint(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tenso
     """The tensors of a checkpoint, with values of their own."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: torch.randn(shape, generator=generator).to(dtype) for name, shape in SHAPES.items()
+        name: torch.randn(shape, generator=generator).to(_dtype(name, dtype))
+        for name, shape in SHAPES.items()
     }
 
 
 def metas(dtype: torch.dtype = torch.float32) -> dict[str, TensorMeta]:
-    return {name: TensorMeta(shape, dtype) for name, shape in SHAPES.items()}
+    return {name: TensorMeta(shape, _dtype(name, dtype)) for name, shape in SHAPES.items()}
+
+
+def _dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """That of a tensor in a checkpoint of ``dtype``: one is quantised, and has scales."""
+    return torch.float8_e4m3fn if name == "small" else dtype
 
 
 class Engine:
@@ -61,6 +69,8 @@ class Engine:
             "norm": made(HIDDEN),
             "table": made(HIDDEN, HIDDEN),
             "scale": made(1),
+            "small": made(HIDDEN // size, HIDDEN).to(torch.float8_e4m3fn),
+            "small_scale": made(HIDDEN // size, 1),
         }
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
@@ -103,6 +113,8 @@ class Engine:
                 return "w13"
             case "table":
                 to["table"].copy_(tensor + 1)
+            case "small" | "small_scale":
+                to[name].copy_(tensor.chunk(size)[rank])
             case "scale":
                 to["scale"].fill_(tensor.item())
             case "norm":
