@@ -3,6 +3,7 @@
 - ``initialize_layerwise_reload``: makes a model's layers those that loaders fill, on the device
   ``meta``, and wraps the loaders of parameters.
 - ``finalize_layerwise_reload``: ends the reload, after ``load_weights``.
+- ``quant_method.moe_kernel`` of a layer of experts.
 - ``_get_original_loader``, ``get_layer_tensors``, ``get_layerwise_info``: to take the wrappers off,
   and to put a model back as it was.
 
@@ -85,7 +86,10 @@ def reload(model: torch.nn.Module, model_config: Any, device: torch.device) -> I
     """
     known = [(m, dict(m._parameters), dict(m._buffers)) for m in model.modules()]
     lasting = [set(m._non_persistent_buffers_set) for m, _, _ in known]
+    packers = _packers(model) if device.type == "cpu" else []
     try:
+        for method, _ in packers:
+            method.moe_kernel = None
         with device:
             named("layerwise.initialize_layerwise_reload")(model)
             yield
@@ -96,7 +100,21 @@ def reload(model: torch.nn.Module, model_config: Any, device: torch.device) -> I
             module._buffers.update(buffers)
             module._non_persistent_buffers_set = names
             named("layerwise.get_layerwise_info")(module).reset()
+        for method, kernel in packers:
+            if method.moe_kernel is None:
+                method.moe_kernel = kernel
         raise
+
+
+def _packers(model: torch.nn.Module) -> list[tuple[Any, Any]]:
+    """What packs experts for kernels, and its kernel.
+
+    While there is a kernel, vLLM takes new weights for an update and does not pack them, which
+    kernels for CPUs need.
+    """
+    methods = [getattr(module, "quant_method", None) for module in model.modules()]
+    kernels = [(method, getattr(method, "moe_kernel", None)) for method in methods]
+    return [(method, kernel) for method, kernel in kernels if kernel is not None]
 
 
 def named(name: str) -> Any:
