@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rvdcomm import Box, ShapeMismatchError, digest, native
+from rvdcomm import Box, ShapeMismatchError, digest
 from rvdcomm.arrival.digests import defined_digest, digest_converted, factor
 
 DTYPES = [
@@ -30,7 +30,7 @@ def box_of(tensor: Tensor) -> Box:
     return Box.of_shape(tensor.shape)
 
 
-@pytest.mark.skipif(native.core is None, reason="the extension is not built, or not wanted")
+@pytest.mark.native
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_native_digest_is_as_defined(dtype: torch.dtype) -> None:
     for shape in SHAPES:
@@ -43,7 +43,7 @@ def test_the_native_digest_is_as_defined(dtype: torch.dtype) -> None:
             assert digest(view, box) == defined_digest(view, box)
 
 
-@pytest.mark.skipif(native.core is None, reason="the extension is not built, or not wanted")
+@pytest.mark.native
 def test_views_that_negate_count_with_their_values() -> None:
     tensor = values((4, 3), torch.complex64)
     for view in (tensor.conj(), tensor.conj().imag):

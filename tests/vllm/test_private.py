@@ -33,3 +33,12 @@ def test_a_model_that_is_reloaded_has_these_attributes() -> None:
     layerwise = importlib.import_module("vllm.model_executor.model_loader.reload.layerwise")
     source = inspect.getsource(layerwise.initialize_layerwise_reload)
     assert all(f"model.{name} = " in source for name in private._OF_MODEL)
+
+
+def test_experts_are_not_packed_while_they_have_a_kernel() -> None:
+    """Otherwise a reload need not take the kernel away."""
+    module = importlib.import_module(
+        "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method"
+    )
+    source = inspect.getsource(module.UnquantizedFusedMoEMethod)
+    assert "is_weight_update = self.moe_kernel is not None" in source
